@@ -82,15 +82,17 @@ def check(
 
 
 def in_pieces(pairing: SourceWeights) -> bool:
-    """Return True for a model that is too large to compare with its library in one piece: above
-    IN_MEMORY bytes in float32, and stored as safetensors that are not quantized."""
+    """Return True for a model that load compares with its library in two blocks, because it is too
+    large in one piece: above IN_MEMORY bytes in float32, and stored as safetensors that are not
+    quantized."""
     sizes = [4 * shape.numel() for shape in (torch.Size(s) for _, s in pairing.specs().values())]
     entries = all(isinstance(e, TensorPlace) for e in pairing.stored.values())
     return entries and sum(sizes) > IN_MEMORY
 
 
 def is_in_two_blocks(name: str) -> bool:
-    """Return True for the name of a parameter in the first two blocks or outside all blocks."""
+    """Return True for a parameter that load compares in a model cut short: in the first two blocks
+    or outside all blocks."""
     number = BLOCK.search(name)
     return number is None or int(number[1]) < 2
 
@@ -117,7 +119,8 @@ def _load_source(folder: Path, section: Model, dtype: Any) -> Any:
 
 
 def _load_two_blocks(folder: Path, section: Model, pairing: SourceWeights) -> Any:
-    """Load a model cut to two blocks. Its parameters are views of the mapped files."""
+    """Load for comparison the source's model cut to two blocks. Its parameters are views of the
+    mapped files."""
     entries = ((n, e) for n, e in pairing.stored.items() if isinstance(e, TensorPlace))
     stored = {name: entry for name, entry in entries if is_in_two_blocks(name)}
     largest = max(stored.values(), key=lambda e: prod(e.shape))
@@ -155,8 +158,9 @@ def _compare(
     everything: bool,
     computed: Collection[str] = (),
 ) -> None:
-    """Raise OptimizeError where a tensor of `written` differs from the torch model `reference`, or,
-    if `everything`, where the model has no such parameter; else tensors it lacks are skipped."""
+    """Compare what load wrote: raise OptimizeError where a tensor of `written` differs from the
+    torch model `reference`, or, if `everything`, where the model has no such parameter; else
+    tensors it lacks are skipped."""
     parameters = {
         **dict(reference.named_buffers(remove_duplicate=False)),
         **dict(reference.named_parameters(remove_duplicate=False)),
@@ -194,8 +198,8 @@ def _same_file(entry: TensorPlace | Tensor, written: Mapping[str, Tensor], name:
 
 
 def _read_by_library(entry: TensorPlace | Tensor, name: str) -> Tensor:
-    """Read one tensor by the safetensors library; opening its file for each keeps earlier tensors
-    from staying mapped."""
+    """Read one tensor of the source by the safetensors library, for comparison; opening its file
+    for each keeps earlier tensors from staying mapped."""
     from safetensors import safe_open
 
     assert isinstance(entry, TensorPlace), "in_pieces saw to it"
@@ -205,8 +209,9 @@ def _read_by_library(entry: TensorPlace | Tensor, name: str) -> Tensor:
 
 
 def _check_name(name: str, source: str, source_names: Mapping[str, str], proven: set[str]) -> None:
-    """Raise OptimizeError unless `source`, the tensor that parameter `name` was read from, is named
-    as the second block's, renumbered. proven: parameters that transformers itself loaded."""
+    """Check load's pairing: raise OptimizeError unless `source`, the tensor that parameter `name`
+    was read from, is named as the second block's, renumbered. proven: parameters that transformers
+    itself loaded."""
     number = BLOCK.search(name)
     second = BLOCK.sub(".1.", name, count=1)
     if number is None or second not in proven or second not in source_names:

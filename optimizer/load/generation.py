@@ -54,7 +54,7 @@ BY_LENGTH = ("dynamic", "longrope")  # transformers' dynamic_rope_update recompu
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The content of generation_config.json; without such a file the options in config.json, where
+    """Read a source's generation_config.json; without such a file the options in config.json, where
     transformers then takes them from."""
     file = _options_file(folder)
     document = read_json(file) if file.is_file() else {}
@@ -119,8 +119,8 @@ def _check_options(config: Any, generation_config: dict[str, Any], folder: Path)
 
 
 def _defaults(generation_config: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The sampling defaults of generation_config.json. Raises CheckpointError for a value that the
-    option of that name does not accept."""
+    """Read the sampling defaults of a source's generation_config.json for the contract. Raises
+    CheckpointError for a value that the option of that name does not accept."""
     present = {
         key: generation_config[key] for key in SAMPLING if generation_config.get(key) is not None
     }
@@ -145,8 +145,9 @@ def _defaults(generation_config: dict[str, Any], file: Path) -> dict[str, Any]:
 def read_eos_ids(
     config: Any, generation_config: dict[str, Any], tokenizers_own: int | None
 ) -> list[int]:
-    """The ids that end a text, from generation_config.json, else from `config`, in transformers'
-    order. tokenizers_own, the tokenizer's id, comes first if it is among them: templates use it."""
+    """Read for the contract the ids that end a text, from generation_config.json, else from
+    `config`, in transformers' order. tokenizers_own, the tokenizer's id, comes first if it is among
+    them: templates use it."""
     configured = generation_config.get("eos_token_id")
     if configured is None:
         configured = getattr(config, "eos_token_id", None)
@@ -170,7 +171,8 @@ def read_eos_ids(
 
 
 def read_context(config: Any) -> int | None:
-    """Maximum tokens for which full causal attention is exact; None when the config has no limit.
+    """Read from a loaded config the maximum tokens for which full causal attention is exact; None
+    when the config has no limit.
 
     Layers with a sliding window equal full attention up to that window and differ beyond it.
     """
@@ -186,7 +188,8 @@ def read_context(config: Any) -> int | None:
 
 
 def check_rotary(config: Any) -> None:
-    """Raise CheckpointError for rotary frequencies that change with the length of a text."""
+    """Raise CheckpointError at load for rotary frequencies that change with the length of a
+    text."""
     rope = getattr(config, "rope_parameters", None) or {}
     each = [rope, *(value for value in rope.values() if isinstance(value, dict))]  # by layer type
     for kind in (one.get("rope_type") for one in each):

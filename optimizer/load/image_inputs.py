@@ -62,17 +62,17 @@ def count_positions(shapes: Shapes) -> int:
 def inputs(
     d: Described, sections: Mapping[str, Any]
 ) -> dict[str, tuple[str, tuple[str | int, ...]]]:
-    """Describe the model's inputs for images, {input: (dtype, axes)}: one array of images of a
-    fixed size."""
+    """Describe for the contract a model's inputs for images, {input: (dtype, axes)}: one array of
+    images of a fixed size."""
     del d
     image = sections["image"]
     return {ARRAY: ("float32", ("batch", image["channels"], image["height"], image["width"]))}
 
 
 def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
-    """Return {axis of the output: size} for an image of the processor's size. Raises
-    CheckpointError for a model that does not take such an image, or whose output is not the task's.
-    """
+    """Return for the contract {axis of the output: size} for an image of the processor's size.
+    Raises CheckpointError for a model that does not take such an image, or whose output is not the
+    task's."""
     expected = {d.task.output: d.task.axes, **d.task.beside}
     widths: dict[str, int] = {}
     for name, shape in _output_shapes(d, sections["image"], tuple(expected)).items():
@@ -107,8 +107,8 @@ def _check_classes(d: Described, classes: int | None) -> None:
 def _output_shapes(
     d: Described, image: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return {output: shape} for one image, from a run on the meta device, of tensors in whose
-    values transformers does not look."""
+    """Return for the contract {output: shape} for one image, from a run on the meta device, of
+    tensors in whose values transformers does not look."""
     model = copy.deepcopy(d.model).to("meta")
     try:
         with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):

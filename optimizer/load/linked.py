@@ -56,7 +56,8 @@ def link(pairing: SourceWeights, checkpoint: Path) -> bool:
 
 
 def never_written(file: Path) -> bool:
-    """Return True for a blob of the hub's cache, and for a file without write permission."""
+    """Return True for a source's file that nobody writes to: a blob of the hub's cache, or a file
+    without write permission."""
     real = file.resolve()
     blob = real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")
     return blob or not real.stat().st_mode & WRITABLE

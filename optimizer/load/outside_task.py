@@ -25,7 +25,8 @@ OURS, NUMPY = "optimizer", "numpy"
 
 
 def name_file(task: str) -> str:
-    """The module's file name in a bundle's harness/tasks/."""
+    """Return the file name, in a bundle's harness/tasks/, of the module of another package's
+    task."""
     return f"{task.replace('-', '_')}.py"
 
 
@@ -75,8 +76,8 @@ def _file(point: EntryPoint) -> Path:
 
 
 def _imported_modules(tree: ast.Module) -> set[str]:
-    """Names of imported modules; `import optimizer…` is returned as that statement, because only
-    `from … import` can be made relative."""
+    """List the modules that another package's task imports; `import optimizer…` is returned as that
+    statement, because only `from … import` can be made relative."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -115,9 +115,11 @@ def resolve(section: Model, patterns: Sequence[str] = ()) -> Source:
 
 
 def expand_path(name: str, base: str = "") -> Path:
-    """`name`, a model.source, as a path with ~ expanded, existing or not. base: folder where a
-    relative one starts; "" for the current one. Raises CheckpointError for text that cannot be a
-    path: too long, or in the home of an unknown user."""
+    """Return `name`, the recipe's model.source, as a path with ~ expanded, existing or not. base:
+    folder where a relative one starts; "" for the current one. Raises CheckpointError for text that
+    cannot be a path: too long, or in the home of an unknown user.
+    path: too long, or in the home of an unknown user.
+    """
     try:
         path = Path(base) / Path(name).expanduser()
         path.exists()
@@ -147,8 +149,9 @@ def peek(section: Model) -> Source:
 
 
 def is_local(name: str, base: str = "") -> bool:
-    """Return True for a path, which is any name that a hub id cannot be or that exists on this
-    machine, and for a Python package, installed or not. base: as in expand_path."""
+    """Return True for a model.source that is a path, which is any name that a hub id cannot be or
+    that exists on this machine, and for a Python package, installed or not. base: as in
+    expand_path."""
     exists = name.startswith(PACKAGE) or expand_path(name, base).exists()
     return exists or not HUB_ID.fullmatch(name)
 
@@ -179,8 +182,8 @@ def digest_source(section: Model) -> dict[str, str]:
 
 
 def digest(file: Path) -> str:
-    """sha256 of a file, computed once per process unless the file changes. Raises MachineError
-    for a file that this user may not read."""
+    """Compute the sha256 of a source's file, once per process unless the file changes. Raises
+    MachineError for a file that this user may not read."""
     with reading(file):
         status = file.stat()
         return _digest(file.resolve(), status.st_ino, status.st_size, status.st_mtime_ns)
@@ -193,8 +196,11 @@ def _digest(file: Path, inode: int, size: int, modified: int) -> str:
 
 
 def list_files(source: Source) -> list[Path]:
-    """Sorted paths of all files below the model's folder, without hidden files and Python's caches.
-    Raises CheckpointError for a link out of the source, and for a file that is too large."""
+    """List, sorted, the paths of all files below the source's folder, without hidden files and
+    Python's caches. Raises CheckpointError for a link out of the source, and for a file that is too
+    large.
+    Raises CheckpointError for a link out of the source, and for a file that is too large.
+    """
     paths = []
     for path in sorted(source.folder.rglob("*")):
         parts = path.relative_to(source.folder).parts
@@ -229,7 +235,8 @@ def _check_name(path: Path) -> None:
 
 
 def _boundary(folder: Path) -> Path:
-    """The folder that links must stay inside: `folder`, or the repository of a hub snapshot."""
+    """Return the folder that links in a model's source must stay inside: `folder`, or the
+    repository of a hub snapshot."""
     folder = folder.resolve()
     for parent in folder.parents:
         if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
@@ -297,7 +304,8 @@ def _package(section: Model, name: str) -> Source:
 
 
 def list_missing(name: str) -> list[str]:
-    """List the dependencies of the Python package `name` that are not installed, sorted."""
+    """List the dependencies of the Python package `name`, a model's source, that are not installed,
+    sorted."""
     requirements = [r for r in metadata.requires(name) or [] if "extra ==" not in r]
     names = [re.split(r"[^\w.-]", r, maxsplit=1)[0] for r in requirements]
     return sorted(n for n in names if not _installed(n))

@@ -185,8 +185,8 @@ def write_inputs(described: Described, checkpoint: Path) -> dict[str, Any]:
 
 
 def origin(section: Model) -> dict[str, Any]:
-    """Return {"source", "revision", "files": {path: {sha256, size}}} of a recipe's model, which is
-    fetched where it is on a hub."""
+    """Return for source.json {"source", "revision", "files": {path: {sha256, size}}} of a recipe's
+    model, which is fetched where it is on a hub."""
     if torch_module.takes(section):
         return torch_module.origin(section)
     if onnx_files.takes(section):
@@ -222,12 +222,12 @@ def _say_incomplete(section: Model) -> None:
 
 
 def write_json(file: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON file of the stage's folder, indented."""
+    """Write a JSON file of the load stage's folder, indented."""
     file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _licence(folder: Path, root: Path) -> str:
-    """Read the licence of a checkpoint from the front matter of folder/README.md, else of
+    """Read the licence of a source from the front matter of folder/README.md, else of
     root/README.md; "" without."""
     for file in (folder / "README.md", root / "README.md"):
         if file.is_file():
@@ -240,8 +240,8 @@ def _licence(folder: Path, root: Path) -> str:
 
 
 def files(section: Model) -> dict[str, str]:
-    """Return {file: digest} for the key: of the source, and of the module of another package's
-    task."""
+    """Return {file: digest} for the load stage's key: of the source, and of the module of another
+    package's task."""
     if torch_module.takes(section):
         return torch_module.digests(section)
     if onnx_files.takes(section):
@@ -254,8 +254,8 @@ def files(section: Model) -> dict[str, str]:
 
 
 def estimate(section: Model, shapes: Shapes) -> Estimate:
-    """Disk: the weights as stored, or the other files where they can be linked; for a model on the
-    hub the upper bound of float32.
+    """Estimate stage load. Disk: the weights as stored, or the other files where they can be
+    linked; for a model on the hub the upper bound of float32.
 
     Memory: imports, plus the model in float32 and its largest tensor again, twice the model where
     it is compared with its library; beyond faithful.IN_MEMORY only the largest tensor as stored. A
@@ -308,7 +308,8 @@ def _beside_linked(section: Model) -> int | None:
 
 
 def _bytes_per_value(section: Model) -> float:
-    """Mean bytes of a stored value, from the headers of local safetensors files; else 4."""
+    """Return the mean bytes of a source's stored value, from the headers of local safetensors
+    files; else 4."""
     if section.gguf_file is not None or not source.is_local(section.source, section.base):
         return 4.0
     folder = model_folder(source.resolve(section).folder)

@@ -99,8 +99,8 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
 
 
 def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
-    """Return {"width": size of the hidden states}, for a decoder with "vocabulary": size of the
-    logits."""
+    """Return for the contract {"width": size of the hidden states}, for a decoder with
+    "vocabulary": size of the logits."""
     tower = TOWERS.get(d.config.model_type)
     sizes = {"width": tower.width(d.config) if tower else int(d.config.hidden_size)}
     if d.task.generates:
@@ -115,8 +115,8 @@ def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
 def inputs(
     d: Described, sections: Mapping[str, Any]
 ) -> dict[str, tuple[str, tuple[str | int, ...]]]:
-    """Describe the model's inputs for texts, {input: (dtype, axes)}; segment ids only for models
-    with two or more of them."""
+    """Describe for the contract a model's inputs for texts, {input: (dtype, axes)}; segment ids
+    only for models with two or more of them."""
     del sections
     names = [*d.task.inputs.arrays, *(d.task.arrays or ())]
     if d.task.generates:
@@ -193,8 +193,9 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
 
 
 def _padded_to(d: Described, tokenizer: Any, positions: int | None) -> int | None:
-    """Tokens to which every text is padded; None where padding is hidden. Raises CheckpointError
-    for a tokenizer that pads on the left or gives a mask, and for a model with fewer positions."""
+    """Return for the contract the tokens to which every text is padded; None where padding is
+    hidden. Raises CheckpointError for a tokenizer that pads on the left or gives a mask, and for a
+    model with fewer positions."""
     tower = TOWERS.get(d.config.model_type)
     length = None if tower is None else tower.padded_to
     if length is None:
@@ -224,8 +225,10 @@ def _padded_to(d: Described, tokenizer: Any, positions: int | None) -> int | Non
 
 
 def _padding_of_classifier(d: Described, tokenizer: Any) -> tuple[str, int]:
-    """(padding token, its id) of a decoder's classifier, which reads the last token of another id.
-    Raises CheckpointError without one."""
+    """Return for the contract (padding token, its id) of a decoder's classifier, which reads the
+    last token of another id. Raises CheckpointError without one.
+    Raises CheckpointError without one.
+    """
     number = d.config.get_text_config().pad_token_id
     known = type(number) is int and number >= 0
     token = tokenizer.convert_ids_to_tokens(number) if known else None
@@ -325,8 +328,8 @@ def _zero_shot(d: Described) -> dict[str, Any]:
 
 
 def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:
-    """Return the mask token for fill-mask, {"mask_id", "mask_token"}, of transformers'
-    tokenizer."""
+    """Return for the contract the mask token for fill-mask, {"mask_id", "mask_token"}, of
+    transformers' tokenizer."""
     if tokenizer.mask_token is None:
         raise CheckpointError(
             "the tokenizer has no mask token, so nothing in a text can be filled in",
@@ -337,8 +340,9 @@ def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:
 
 
 def _embedding(d: Described) -> dict[str, Any]:
-    """Return {section: value} of a sentence embedding: pooling and normalize from the recipe, else
-    from the folder, else mean and true; embedding where a setting differs from its default."""
+    """Return the contract's {section: value} of a sentence embedding: pooling and normalize from
+    the recipe, else from the folder, else mean and true; embedding where a setting differs from its
+    default."""
     section, reading = d.section, folder.read(d.root, d.section, int(d.config.hidden_size))
     chosen = tuple(section.pooling) if isinstance(section.pooling, list) else section.pooling
     if chosen is not None and reading.pooling not in (None, chosen):
@@ -361,8 +365,8 @@ def _embedding(d: Described) -> dict[str, Any]:
 
 
 def _vector(d: Described) -> dict[str, Any]:
-    """Return {section: value} of the side of texts of a pair, whose vector is that of the last
-    token, not of unit length. Raises RecipeError for another pooling."""
+    """Return the contract's {section: value} of the side of texts of a pair, whose vector is that
+    of the last token, not of unit length. Raises RecipeError for another pooling."""
     if d.section.pooling is not None:
         raise RecipeError(
             f"{d.section.pooling} was found, and the vector of {d.config.model_type} is pooled by "
@@ -374,8 +378,8 @@ def _vector(d: Described) -> dict[str, Any]:
 
 
 def _sparse(d: Described) -> dict[str, Any]:
-    """Return {section: value} of a sparse embedding: sparse, and embedding with prompts and
-    similarity."""
+    """Return the contract's {section: value} of a sparse embedding: sparse, and embedding with
+    prompts and similarity."""
     reading = folder.read(d.root, d.section, int(d.config.hidden_size))
     assert reading.sparse is not None
     return {"sparse": asdict(reading.sparse), "embedding": asdict(reading.settings)}

@@ -73,7 +73,8 @@ def _written_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _all_finite(piece: Tensor) -> bool:
-    """True without NaN and infinity, by the extremes, which takes a tenth of the time of a mask."""
+    """Test that a source's tensor has no NaN and infinity, by the extremes, which takes a tenth of
+    the time of a mask."""
     return not piece.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(piece))).all())
 
 
@@ -172,8 +173,8 @@ def read_headers(folder: Path) -> dict[str, Stored]:
 
 
 def is_only_pickled(folder: Path, section: Model) -> bool:
-    """Return True for weights that are pickles alone and that the recipe allows; they are read
-    whole."""
+    """Return True for a source's weights that are pickles alone and that the recipe allows; they
+    are read whole."""
     pickled = any(folder.glob("pytorch_model*.bin"))
     return section.allow_pickle and pickled and not any(folder.glob("*.safetensors"))
 
@@ -244,8 +245,10 @@ def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Sou
 def _add_renamed(
     stored: Mapping[str, Stored], file_names: dict[str, str], places: set[str], model: nn.Module
 ) -> set[str]:
-    """Add to `file_names` the tensors that transformers renames to a parameter still without one.
-    Returns the names of equal copies of them (a table stored once per block)."""
+    """Add to `file_names` the source's tensors that transformers renames to a parameter still
+    without one. Returns the names of equal copies of them (a table stored once per block).
+    Returns the names of equal copies of them (a table stored once per block).
+    """
     empty = places - file_names.keys()
     if not empty:
         return set()
@@ -262,8 +265,8 @@ def _add_renamed(
 
 
 def _find_place(name: str, places: Collection[str], model: nn.Module) -> str | None:
-    """Find the name of a stored tensor among `places` that equals `name` with or without the base
-    model's prefix."""
+    """Find the place in the model of a source's stored tensor: the name among `places` that equals
+    `name` with or without the base model's prefix."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     candidates = (name, name.removeprefix(prefix), prefix + name)
     return next((c for c in candidates if c in places), None)
@@ -289,8 +292,8 @@ def _check_no_block_unused(
 
 
 def find_useless(pairing: SourceWeights, model: nn.Module) -> list[str]:
-    """Names of tensors that the model has no place for, without those that transformers ignores by
-    name too, and HARMLESS ones."""
+    """List the source's tensors that the model has no place for, without those that transformers
+    ignores by name too, and HARMLESS ones."""
     ignored = tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     return [
         name
@@ -301,8 +304,8 @@ def find_useless(pairing: SourceWeights, model: nn.Module) -> list[str]:
 
 
 def write_patterns(names: Collection[str], model: nn.Module) -> list[str]:
-    """Patterns for model.ignore_tensors that match `names`: a head by its first word, a tensor
-    inside the model by its name, because a pattern there would match others too."""
+    """Write patterns for the recipe's model.ignore_tensors that match `names`: a head by its first
+    word, a tensor inside the model by its name, because a pattern there would match others too."""
     return sorted({n if _is_inside(n, model) else f"{n.partition('.')[0]}.*" for n in names})
 
 
@@ -367,7 +370,8 @@ def _check_kinds(
     shapes: Mapping[str, tuple[int, ...]],
     model: nn.Module,
 ) -> None:
-    """Raise CheckpointError for a tensor of another shape than its parameter, or of integers."""
+    """Raise CheckpointError at load for a tensor of another shape than its parameter, or of
+    integers."""
     floats = {name for name, _ in model.named_parameters()}
     transposed = {f"{n}.weight" for n, m in model.named_modules() if hasattr(m, STORED_TRANSPOSED)}
     for parameter, name in source_names.items():

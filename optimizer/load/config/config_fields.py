@@ -54,8 +54,8 @@ BITS = 3  # minimum bits of a weight in the formats that are read
 
 
 def _size(name: str) -> tuple[Any, Any]:
-    """Return (type, default) of a size field: one number, or one per layer; null: the
-    architecture's."""
+    """Return (type, default) of a size field of config.json: one number, or one per layer; null:
+    the architecture's."""
     number: Any = Annotated[int, Field(ge=name not in MAY_BE_ZERO, le=SIZES[name])]
     return (number | list[number] | dict[str, number] | None, None)
 
@@ -118,7 +118,8 @@ def check(config: Mapping[str, Any], file: Path | str) -> None:
 
 
 def check_activations(config: Mapping[str, Any], file: Path | str) -> None:
-    """Raise CheckpointError for an activation function that transformers does not have."""
+    """Raise CheckpointError for an activation function in config.json that transformers does not
+    have."""
     from transformers.activations import ACT2FN
 
     for name in ACTIVATIONS:
@@ -132,8 +133,9 @@ def check_activations(config: Mapping[str, Any], file: Path | str) -> None:
 
 
 def check_sizes(config: Mapping[str, Any], folder: Path, file: Path | str) -> None:
-    """Raise CheckpointError for a size that the weights in `folder` are too small for, before
-    anything of that size is allocated. Only safetensors files of the usual names are compared."""
+    """Raise CheckpointError for a size in config.json that the weights in `folder` are too small
+    for, before anything of that size is allocated. Only safetensors files of the usual names are
+    compared."""
     sharded = sorted(folder.glob("model-*.safetensors"))
     single = folder / "model.safetensors"
     used = sharded if (folder / "model.safetensors.index.json").is_file() else [single]

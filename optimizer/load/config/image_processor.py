@@ -76,9 +76,12 @@ def read_settings(files: Path, channels: int, boxes: bool = False) -> ImageSetti
 
 
 def open_processor(files: Path) -> Any:
-    """The image processor of folder `files`, as transformers computes it with Pillow and numpy.
+    """Open the image processor of a source's folder `files`, as transformers computes it with
+    Pillow and numpy. Raises CheckpointError for damaged files, MachineError without Pillow or for
+    torchvision only.
     Raises CheckpointError for damaged files, MachineError without Pillow or for torchvision
-    only."""
+    only.
+    """
     image_file.import_pillow()
     from transformers import AutoImageProcessor
 
@@ -107,8 +110,10 @@ def _overrides_steps(processor: Any) -> bool:
 
 
 def _steps(processor: Any, channels: int, where: Path) -> ImageSettings:
-    """Return the settings of the steps that most image processors share, where they are switched
-    on: resize, centre crop, rescale, normalize."""
+    """Read from the source's image processor the settings of the steps that most image processors
+    share, where they are switched on: resize, centre crop, rescale, normalize.
+    on: resize, centre crop, rescale, normalize.
+    """
     resize = _size(processor, "size", where) if processor.do_resize else None
     crop = None
     if getattr(processor, "do_center_crop", None):
@@ -124,8 +129,8 @@ def _steps(processor: Any, channels: int, where: Path) -> ImageSettings:
 
 
 def _convnext(processor: Any, channels: int, where: Path) -> ImageSettings:
-    """Settings of ConvNext's processor: for sizes below WARPED_FROM the shorter side becomes
-    size / crop_pct and the centre is cropped."""
+    """Read the settings of ConvNext's image processor for the contract: for sizes below WARPED_FROM
+    the shorter side becomes size / crop_pct and the centre is cropped."""
     if getattr(processor, "do_center_crop", None):
         raise _uncovered(where, "do_center_crop", "true was found, a second crop", "false")
     if not processor.do_resize:
@@ -150,8 +155,11 @@ def _efficientnet(processor: Any, channels: int, where: Path) -> ImageSettings:
 
 
 def _warped(processor: Any, channels: int, where: Path) -> ImageSettings:
-    """Settings of a processor that resizes without a crop. Refuses one whose sizes depend on the
-    image: a batch would pad the smaller ones, and a graph here has one size."""
+    """Read the settings of an image processor that resizes without a crop, for the contract.
+    Refuses one whose sizes depend on the image: a batch would pad the smaller ones, and a graph
+    here has one size.
+    image: a batch would pad the smaller ones, and a graph here has one size.
+    """
     size = {k: v for k, v in dict(getattr(processor, "size", None) or {}).items() if v}
     sides = int(size.get("height") or 0), int(size.get("width") or 0)
     varying = size if not (processor.do_resize and all(sides)) else None
@@ -177,7 +185,8 @@ def _warped(processor: Any, channels: int, where: Path) -> ImageSettings:
 
 
 def _boxed(processor: Any, channels: int, where: Path) -> ImageSettings:
-    """Settings of VitPose's processor, which warps each box to one size (inputs/boxes/warp.py)."""
+    """Read the settings of VitPose's image processor for the contract, which warps each box to one
+    size (inputs/boxes/warp.py)."""
     if find_spec("scipy") is None:
         raise MachineError(
             "transformers' image processor of VitPose needs scipy",
@@ -203,7 +212,8 @@ def _settings(
     resize: Mapping[str, int] | None,
     crop: tuple[int, int] | None,
 ) -> ImageSettings:
-    """Build ImageSettings from a processor's common options and its sizes of resize and crop."""
+    """Build the contract's ImageSettings from a processor's common options and its sizes of resize
+    and crop."""
     sides = crop or ((resize or {}).get("height", 0), (resize or {}).get("width", 0))
     normal = bool(processor.do_normalize)
     return ImageSettings(

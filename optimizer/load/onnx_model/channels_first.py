@@ -32,8 +32,8 @@ REDUCTIONS = ("ReduceMean", "ReduceMax", "ReduceSum")
 
 
 def keep_channels_first(draft: Draft) -> None:
-    """Remove the Transposes around operators that can run channels first, in place; leave a graph
-    that would not have fewer of them."""
+    """Remove the Transposes around operators of a loaded ONNX file that can run channels first, in
+    place; leave a graph that would not have fewer of them."""
     tried = replace(draft, nodes=[], constants=dict(draft.constants))
     first: dict[str, str] = {}  # {tensor with channels last: the same with channels first}
     same: dict[str, str] = {}  # {tensor of a Transpose that is gone: the tensor before both}
@@ -69,14 +69,15 @@ def _transposes(draft: Draft) -> int:
 
 
 def _axes(node: Operator) -> list[int] | None:
-    """Axes of a Transpose; None of another operator."""
+    """Axes of a Transpose in a loaded ONNX file; None of another operator."""
     return node.attributes.get("perm") if node.op == "Transpose" and not node.domain else None
 
 
 def _moved(
     node: Operator, first: Mapping[str, str], draft: Draft, constants: dict[str, Array]
 ) -> Operator | None:
-    """Return `node` on tensors with channels first; None where it stays as it is.
+    """Return `node` of a loaded ONNX file on tensors with channels first; None where it stays as it
+    is.
 
     constants: receives those of the new operator
     """
@@ -111,8 +112,8 @@ def _moved(
 
 
 def _turned(name: str, draft: Draft, constants: dict[str, Array]) -> str | None:
-    """Return the name of a constant operand with channels first, or "" of an input that is left
-    out; None of a tensor that is not constant."""
+    """Return the name of a constant operand in a loaded ONNX file with channels first, or "" of an
+    input that is left out; None of a tensor that is not constant."""
     array = draft.constants.get(name)
     if not name:
         return name

@@ -20,7 +20,7 @@ Shape = tuple[int | None, ...]
 
 @dataclass
 class Operator:
-    """Node of a Draft, which passes may change."""
+    """Node of the graph of an ONNX file that is loaded, which load's passes may change."""
 
     op: str
     name: str
@@ -35,7 +35,7 @@ class Operator:
 
 @dataclass
 class Draft:
-    """ONNX graph that the passes of load change in place.
+    """Graph of an ONNX file that the passes of load change in place.
     constants: initializers and folded values by name
     shapes: shape of each tensor that has one without a run
     """
@@ -48,7 +48,7 @@ class Draft:
     opset: int
 
     def readers(self) -> dict[str, list[Operator]]:
-        """Return {tensor: nodes that read it}, a node once per input."""
+        """Return {tensor of the loaded ONNX file: nodes that read it}, a node once per input."""
         by_name: dict[str, list[Operator]] = {}
         for node in self.nodes:
             for name in node.inputs:
@@ -56,30 +56,32 @@ class Draft:
         return by_name
 
     def alone(self, name: str, readers: Mapping[str, list[Operator]]) -> Operator | None:
-        """The only reader of a tensor; None where there are others, or it is an output."""
+        """The only reader of a tensor in the loaded ONNX file; None where there are others, or it
+        is an output."""
         users = readers.get(name, [])
         return users[0] if len(users) == 1 and name not in self.outputs else None
 
     def fresh(self, name: str) -> str:
-        """Return `name`, changed until no tensor of the graph has the name."""
+        """Return `name`, changed until no tensor of the loaded ONNX file has the name."""
         taken = {*self.inputs, *self.constants, *(n for node in self.nodes for n in node.outputs)}
         while name in taken:
             name += "_"
         return name
 
     def rename(self, old: str, new: str) -> None:
-        """Make every reader of the tensor `old` read `new` instead."""
+        """Make every reader of the tensor `old` in the loaded ONNX file read `new` instead."""
         for node in self.nodes:
             node.inputs = [new if n == old else n for n in node.inputs]
 
     def constant_inputs(self, node: Operator) -> list[Array | None] | None:
-        """Values of a node's inputs; None where one is not constant."""
+        """Values of the inputs of a node in the loaded ONNX file; None where one is not
+        constant."""
         if any(n and n not in self.constants for n in node.inputs):
             return None
         return [self.constants[n] if n else None for n in node.inputs]
 
     def remove_unread(self) -> None:
-        """Remove nodes and constants that reach no output."""
+        """Remove nodes and constants of the loaded ONNX file that reach no output."""
         needed = set(self.outputs)
         kept: list[Operator] = []
         for node in reversed(self.nodes):
@@ -92,7 +94,8 @@ class Draft:
 
 
 def of_proto(model: onnx.ModelProto, arrays: Mapping[str, Array], opset: int) -> Draft:
-    """The graph of `model`, whose initializers are `arrays`. Constant nodes become constants."""
+    """Begin to load an ONNX file: make the draft of `model`, whose initializers are `arrays`.
+    Constant nodes become constants."""
     graph, constants = model.graph, dict(arrays)
     nodes: list[Operator] = []
     names = _unique([n.name or next(filter(None, n.output), n.op_type) for n in graph.node])
@@ -117,7 +120,7 @@ def of_proto(model: onnx.ModelProto, arrays: Mapping[str, Array], opset: int) ->
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Return the names, with a number appended to each repeated one."""
+    """Return the names in a loaded ONNX file, with a number appended to each repeated one."""
     taken = set(names)
     seen: set[str] = set()
     unique = []
@@ -131,7 +134,8 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _read(attribute: Any, node: str, constants: dict[str, Array]) -> Any:
-    """Return an attribute's value; for a tensor, which goes to `constants`, a reference to it."""
+    """Return the value of an attribute in a loaded ONNX file; for a tensor, which goes to
+    `constants`, a reference to it."""
     value = onnx.helper.get_attribute_value(attribute)
     if attribute.type == AttributeProto.TENSOR:
         key = f"{node}/{attribute.name}"

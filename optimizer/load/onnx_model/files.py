@@ -28,7 +28,7 @@ PATTERNS = ("*.onnx", "*.onnx_data*", "*.onnx.data", "*.data", "README.md", *sou
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """An ONNX file on this machine.
+    """The recipe's ONNX file on this machine, from which load starts.
 
     root: folder of the source, or of the file that is the source
     revision: commit of a hub; "<distribution> <version>"; None for a file or folder
@@ -79,8 +79,8 @@ def find(section: Model) -> OnnxFile:
 
 
 def _behind_link(file: Path) -> Path:
-    """The real file of a link, as a hub's cache has them. Raises CheckpointError where its external
-    data does not lie beside the real file."""
+    """Find the real file behind a link to an ONNX file, as a hub's cache has them. Raises
+    CheckpointError where its external data does not lie beside the real file."""
     real = file.resolve()
     if file.is_symlink():
         try:
@@ -114,8 +114,8 @@ def _listed(folder: Path) -> str:
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """The file's content, without external data; an axis of size -1, as paddle2onnx writes it, is
-    one without a size. Raises CheckpointError for another file."""
+    """Read the content of the recipe's ONNX file, without external data; an axis of size -1, as
+    paddle2onnx writes it, is one without a size. Raises CheckpointError for another file."""
     check_regular(path, LARGEST)
     with reading(path):
         try:
@@ -134,13 +134,14 @@ def read(path: Path) -> onnx.ModelProto:
 
 
 def inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """Inputs of the graph without those that are weights, which old exporters list too."""
+    """List the inputs of an ONNX file that is loaded, without those that are weights, which old
+    exporters list too."""
     weights = {t.name for t in model.graph.initializer}
     return [value for value in model.graph.input if value.name not in weights]
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the graph: initializers, and values of attributes."""
+    """Yield every tensor of an ONNX file that is loaded: initializers, and values of attributes."""
     yield from model.graph.initializer
     for node in model.graph.node:
         for attribute in node.attribute:
@@ -149,8 +150,8 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def arrays(model: onnx.ModelProto, path: Path) -> dict[str, NDArray[Any]]:
-    """Return {initializer: its values}. Raises CheckpointError for bytes that do not fit the
-    shape."""
+    """Return {initializer of an ONNX file that is loaded: its values}. Raises CheckpointError for
+    bytes that do not fit the shape."""
     values = {}
     for tensor in model.graph.initializer:
         try:
@@ -165,7 +166,7 @@ def arrays(model: onnx.ModelProto, path: Path) -> dict[str, NDArray[Any]]:
 
 
 def load_attributes(model: onnx.ModelProto, path: Path) -> None:
-    """Read values of attributes that are external data into the model."""
+    """Read values of attributes that are external data of a loaded ONNX file into the model."""
     initializers = {id(t) for t in model.graph.initializer}
     for tensor in tensors(model):
         if id(tensor) not in initializers and tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -173,7 +174,8 @@ def load_attributes(model: onnx.ModelProto, path: Path) -> None:
 
 
 def data_files(model: onnx.ModelProto, path: Path) -> list[Path]:
-    """Sorted files of external data. Raises CheckpointError as check_external_data."""
+    """List the loaded ONNX file's files of external data, sorted. Raises CheckpointError as
+    check_external_data."""
     files = {
         check_external_data({e.key: e.value for e in t.external_data}, t.name, path)
         for t in tensors(model)
@@ -202,7 +204,7 @@ def origin(section: Model) -> dict[str, Any]:
 
 
 def describe(files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """Return {name: {"sha256", "size"}} of files by name."""
+    """Return {name: {"sha256", "size"}} of an ONNX source's files by name, for source.json."""
     return {
         name: {"sha256": digest_file(file), "size": file.stat().st_size}
         for name, file in files.items()

@@ -36,7 +36,7 @@ _EMPTY = Body(Graph((), (), 0, (), {}, Path()))
 
 @dataclass(frozen=True)
 class Finished:
-    """Nodes and values of a graph.
+    """Nodes and values of a loaded ONNX file on which all of load's passes ran.
 
     modules: names of linear layers and convolutions that may be quantized, below BODY
     marks: (identity, convolution) below BODY
@@ -56,7 +56,7 @@ class Finished:
 
 
 class _Names:
-    """Paths of modules and parameters in torch, each once."""
+    """Paths of a loaded ONNX file's modules and parameters in torch, each once."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
@@ -64,8 +64,8 @@ class _Names:
         self.modules: set[str] = set()
 
     def claim(self, name: str, *, leaf: bool) -> str:
-        """A path like `name`, below no parameter or module, which compression may replace, and
-        above nothing. leaf: True for a parameter"""
+        """Choose for a loaded ONNX file a path like `name`, below no parameter or module, which
+        compression may replace, and above nothing. leaf: True for a parameter"""
         parts = [self._part(part) for part in name.split(".")]
         above = {".".join(parts[:i]) for i in range(1, len(parts))}
         path = "_".join(parts) if above & (self.leaves | self.modules) else ".".join(parts)
@@ -77,7 +77,8 @@ class _Names:
         return path
 
     def claim_module(self, name: str) -> str:
-        """The path of a module, whose weight and bias no other parameter can be."""
+        """Choose for a loaded ONNX file the path of a module, whose weight and bias no other
+        parameter can be."""
         path = self.claim(name, leaf=False)
         self.modules.add(path)
         own = {f"{path}.weight", f"{path}.bias"}
@@ -91,7 +92,7 @@ class _Names:
 
 
 def finish(draft: Draft) -> Finished:
-    """Finish a draft on which all passes ran."""
+    """Name modules and parameters of a loaded ONNX file's draft, on which all passes ran."""
     equalized = foldable.find_pairs(draft)
     marks, left = _mark(draft)
     before_linears = foldable.find_norms(draft)
@@ -154,7 +155,7 @@ def finish(draft: Draft) -> Finished:
 
 
 def _weights(draft: Draft) -> dict[str, str]:
-    """Return {weight of a module: its bias}, in order."""
+    """Return {weight of a module in a loaded ONNX file: its bias}, in order."""
     return {n.module: n.bias for n in draft.nodes if n.op in (LINEAR, CONV) and n.module}
 
 
@@ -168,8 +169,8 @@ def _module_name(weight: str, bias: str) -> str:
 
 
 def _norm_name(norm: foldable.Norm, readers: Mapping[str, list[Operator]]) -> str:
-    """Path of a module with the norm's parameters, by the names of their initializers; "" where
-    these have others, or another operator reads them too."""
+    """Choose for a loaded ONNX file the path of a module with the norm's parameters, by the names
+    of their initializers; "" where these have others, or another operator reads them too."""
     names = {part: node.inputs[at] for part, (node, at) in norm.constants.items()}
     path = names["weight"].removesuffix(".weight")
     alone = all(len(readers[name]) == 1 for name in names.values())
@@ -185,8 +186,8 @@ def _node(node: Operator, renamed: dict[str, str]) -> Node:
 
 
 def _mark(draft: Draft) -> tuple[list[tuple[Operator, str]], dict[str, str]]:
-    """Return ([(identity that was inserted, output of its convolution)], {output of a convolution
-    that stays float: why})."""
+    """Mark in a loaded ONNX file the outputs of convolutions to quantize: ([(identity that was
+    inserted, output of its convolution)], {output of a convolution that stays float: why})."""
     left: dict[str, str] = {}
     readers = draft.readers()
     ends: dict[str, str] = {}  # {tensor between integers: output of its convolution}
@@ -225,7 +226,7 @@ def _mark(draft: Draft) -> tuple[list[tuple[Operator, str]], dict[str, str]]:
 
 
 def _clamped(draft: Draft, node: Operator, readers: dict[str, list[Operator]]) -> Operator:
-    """The Relu or Clip behind a node, else the node."""
+    """The Relu or Clip behind a node of a loaded ONNX file, else the node."""
     behind = draft.alone(node.outputs[0], readers)
     clamps = behind is not None and behind.op in CLAMPS and not behind.domain
     return behind if clamps and behind is not None else node

@@ -20,7 +20,8 @@ HALF = UNIT["fp32"] ** 0.5
 
 
 def undefined(model: GraphModel, inputs: Inputs) -> Node | None:
-    """The first node that makes NaN or infinity of finite values. model: filled"""
+    """Find in a loaded ONNX file the first node that makes NaN or infinity of finite values. model:
+    filled"""
 
     def is_wrong(_: Node, arguments: Results, results: Results) -> bool:
         finite = all(torch.isfinite(a).all() for a in arguments if a is not None)
@@ -30,7 +31,8 @@ def undefined(model: GraphModel, inputs: Inputs) -> Node | None:
 
 
 def mixing(model: GraphModel, inputs: Inputs) -> Node | None:
-    """The first node whose result for ROWS rows is not that for each row alone. model: filled"""
+    """Find in a loaded ONNX file the first node whose result for ROWS rows is not that for each row
+    alone. model: filled"""
     alone: dict[str, list[Tensor]] = {}
 
     def keep(node: Node, _: Results, results: Results) -> bool:
@@ -48,8 +50,9 @@ def mixing(model: GraphModel, inputs: Inputs) -> Node | None:
 
 
 def _apart(whole: Tensor, rows: Sequence[Tensor]) -> float:
-    """Largest relative L2 of a row of `whole`, whatever its axis of rows, from `rows`; infinity
-    for other shapes, 0 for whole numbers and for what does not grow with the rows."""
+    """Measure the largest relative L2 of a row of `whole`, whatever its axis of rows, from `rows`,
+    to check a loaded ONNX file; infinity for other shapes, 0 for whole numbers and for what does
+    not grow with the rows."""
     if len(rows) < ROWS or not whole.is_floating_point():
         return 0.0
     grown = [i for i, n in enumerate(whole.shape) if n != rows[0].shape[i]]
@@ -67,7 +70,8 @@ def _apart(whole: Tensor, rows: Sequence[Tensor]) -> float:
 def _first(
     model: GraphModel, inputs: Inputs, is_wrong: Callable[[Node, Any, Results], bool]
 ) -> Node | None:
-    """Run the model on `inputs`; return the first node for which `is_wrong` holds, or None."""
+    """Run a loaded ONNX file's model on `inputs`; return the first node for which `is_wrong` holds,
+    or None."""
     body: Any = model.get_submodule(BODY)
     first: list[Node] = []
 

@@ -27,7 +27,7 @@ Place = tuple[Operator, int]
 
 @dataclass(frozen=True)
 class Norm:
-    """Constants of a norm, and the linear layers that read its output.
+    """Constants of a norm in a loaded ONNX file, and the linear layers that read its output.
 
     weight, bias: places where constants of (channels,) are read; None without a bias
     readers: initializers of the layers' weights
@@ -44,9 +44,9 @@ class Norm:
 
 
 def find_pairs(draft: Draft) -> list[tuple[str, tuple[str, ...]]]:
-    """Find layers whose output only convolutions read, of a convolution, or only linear layers, of
-    a linear layer, behind operators of HOMOGENEOUS: (weight of the layer, weights of the readers).
-    """
+    """Find layers of a loaded ONNX file whose output only convolutions read, of a convolution, or
+    only linear layers, of a linear layer, behind operators of HOMOGENEOUS: (weight of the layer,
+    weights of the readers)."""
     readers = draft.readers()
     weights = [n.module for n in draft.nodes if n.module]
     pairs = []
@@ -66,8 +66,8 @@ def find_pairs(draft: Draft) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def find_norms(draft: Draft) -> list[Norm]:
-    """Find the norms of a graph whose linear layers are marked as modules. Norms may share a
-    constant."""
+    """Find the norms of a loaded ONNX file whose linear layers are marked as modules. Norms may
+    share a constant."""
     readers = draft.readers()
     makers = {name: node for node in draft.nodes for name in node.outputs}
     norms = []
@@ -89,7 +89,8 @@ def find_norms(draft: Draft) -> list[Norm]:
 def _users(
     draft: Draft, tensor: str, width: int, readers: Mapping[str, list[Operator]]
 ) -> list[Operator]:
-    """Return the operators that read a tensor, behind a Reshape that keeps its last axis."""
+    """Return the operators of a loaded ONNX file that read a tensor, behind a Reshape that keeps
+    its last axis."""
     users = []
     for node in readers.get(tensor, []):
         shape = draft.constants.get(node.inputs[1]) if node.op == "Reshape" else None
@@ -108,7 +109,8 @@ def _constants(
     makers: Mapping[str, Operator],
     readers: Mapping[str, list[Operator]],
 ) -> list[Place]:
-    """Return the places of (weight, bias) of the norm that ends with an operator; [] for none."""
+    """Return the places of (weight, bias) of the norm that ends with an operator of a loaded ONNX
+    file; [] for none."""
 
     def constant(of: Operator) -> int | None:
         """Index of the only constant of an operator of two inputs."""

@@ -11,8 +11,9 @@ from optimizer.foundation.errors import RecipeError, suggest
 
 
 def cut(model: ModelProto, names: Sequence[str]) -> bool:
-    """Make the tensors `names` the outputs of a model, and remove the nodes and inputs that none of
-    them needs. Return False where all are outputs already, and nothing was changed.
+    """Make the inner tensors `names` the outputs of an ONNX file that is loaded, and remove the
+    nodes and inputs that none of them needs. Return False where all are outputs already, and
+    nothing was changed.
 
     names: model.outputs of the recipe
 
@@ -49,7 +50,8 @@ def cut(model: ModelProto, names: Sequence[str]) -> bool:
 
 
 def _float_tensor(name: str) -> ValueInfoProto:
-    """A tensor of float32; ONNX Runtime refuses the file if it has another type."""
+    """Declare a float32 tensor of a loaded ONNX file as its output; ONNX Runtime refuses the file
+    if it has another type."""
     value = ValueInfoProto(name=name)
     value.type.tensor_type.elem_type = TensorProto.FLOAT
     return value

@@ -22,7 +22,7 @@ FOLDED = 1 << 26  # maximum values of a folded result
 
 
 def fold_constants(draft: Draft) -> None:
-    """Replace a node whose inputs are all constants by its results."""
+    """Replace a node of a loaded ONNX file whose inputs are all constants by its results."""
     kept = []
     for node in draft.nodes:
         values = draft.constant_inputs(node)
@@ -35,8 +35,8 @@ def fold_constants(draft: Draft) -> None:
 
 
 def _compute(node: Operator, values: list[Array | None], draft: Draft) -> list[Array] | None:
-    """Compute a node's results in torch; None where it is not folded (by operator, error or
-    size)."""
+    """Compute the results of a loaded ONNX file's node in torch; None where it is not folded (by
+    operator, error or size)."""
     if node.op not in OPERATORS:
         return None
     attributes = {
@@ -55,8 +55,8 @@ def _compute(node: Operator, values: list[Array | None], draft: Draft) -> list[A
 
 
 def drop_unread_outputs(draft: Draft) -> None:
-    """Remove outputs of operators that may be left out and that nothing reads, such as the mask of
-    a Dropout."""
+    """Remove outputs of a loaded ONNX file's operators that may be left out and that nothing reads,
+    such as the mask of a Dropout."""
     read = {*draft.outputs, *(name for node in draft.nodes for name in node.inputs)}
     for node in draft.nodes:
         if len(node.outputs) < 2 or node.domain or not onnx.defs.has(node.op):
@@ -71,7 +71,8 @@ def drop_unread_outputs(draft: Draft) -> None:
 
 
 def drop_identities(draft: Draft) -> None:
-    """Remove Identity and Dropout, except one that makes an output of the graph."""
+    """Remove Identity and Dropout from a loaded ONNX file, except one that makes an output of the
+    graph."""
     kept = []
     for node in draft.nodes:
         plain = node.op in ("Identity", "Dropout") and not node.domain
@@ -83,7 +84,8 @@ def drop_identities(draft: Draft) -> None:
 
 
 def explicit_padding(draft: Draft) -> None:
-    """Write auto_pad as numbers, where the size of the image is known or does not matter."""
+    """Write auto_pad in a loaded ONNX file as numbers, where the size of the image is known or does
+    not matter."""
     for node in draft.nodes:
         word = node.attributes.get("auto_pad", "NOTSET")
         image = draft.shapes.get(node.inputs[0]) if node.inputs else None
@@ -113,7 +115,7 @@ def _kernel(node: Operator, draft: Draft) -> list[int] | None:
 
 
 def fold_padding(draft: Draft) -> None:
-    """Let a Conv pad its image itself, where a Pad adds zeros to it."""
+    """Let a Conv of a loaded ONNX file pad its image itself, where a Pad adds zeros to it."""
     makers = {name: node for node in draft.nodes for name in node.outputs}
     for node in draft.nodes:
         pad = makers.get(node.inputs[0]) if _is(node, "Conv") else None
@@ -135,7 +137,8 @@ def _is(node: Operator, op: str) -> bool:
 
 
 def _zeros_added(pad: Operator, rank: int, draft: Draft) -> list[int] | None:
-    """Zeros that a Pad adds before and after each axis of an image; None where it does else."""
+    """Read the zeros that a Pad of a loaded ONNX file adds before and after each axis of an image;
+    None where it does else."""
     sizes, fill, axes = (draft.constants.get(n) for n in (*pad.inputs, "", "")[1:4])
     unread = any(n and n not in draft.constants for n in pad.inputs[1:])
     unread = unread or pad.attributes.get("mode", "constant") != "constant"
@@ -147,8 +150,9 @@ def _zeros_added(pad: Operator, rank: int, draft: Draft) -> list[int] | None:
 
 
 def fold_affine(draft: Draft) -> None:
-    """Fold what multiplies a Conv's channels by constants, or adds constants to them, into its
-    weight and bias: BatchNormalization, Mul, Div, Add and Sub, in float64, rounded once."""
+    """Fold what multiplies a Conv's channels by constants, or adds constants to them, in a loaded
+    ONNX file into its weight and bias: BatchNormalization, Mul, Div, Add and Sub, in float64,
+    rounded once."""
     readers, gone = draft.readers(), set[str]()
     for node in [n for n in draft.nodes if _is(n, "Conv")]:
         weight, (bias,) = draft.constants.get(node.inputs[1]), (*node.inputs[2:], "")[:1]
@@ -176,8 +180,8 @@ def fold_affine(draft: Draft) -> None:
 
 
 def _affine(node: Operator, tensor: str, weight: Array, draft: Draft) -> tuple[Array, Array] | None:
-    """Return (factor, shift) by channel of a node that reads a Conv's output `tensor`; None of
-    others."""
+    """Return (factor, shift) by channel of a loaded ONNX file's node that reads a Conv's output
+    `tensor`; None of others."""
     values = [draft.constants.get(name) for name in node.inputs if name != tensor]
     if node.domain or any(v is None for v in values) or any(node.outputs[1:]):
         return None
@@ -204,8 +208,8 @@ def _affine(node: Operator, tensor: str, weight: Array, draft: Draft) -> tuple[A
 
 
 def find_products(draft: Draft) -> None:
-    """Turn a MatMul or Gemm by a constant matrix, with a constant that is added behind it, into a
-    Linear, and a Conv of images by constant filters into a Conv2d."""
+    """Turn a MatMul or Gemm of a loaded ONNX file by a constant matrix, with a constant that is
+    added behind it, into a Linear, and a Conv of images by constant filters into a Conv2d."""
     readers = draft.readers()
     for node in list(draft.nodes):
         if node.domain or node not in draft.nodes:
@@ -219,7 +223,8 @@ def find_products(draft: Draft) -> None:
 
 
 def _convolution(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -> None:
-    """Turn a Conv by constant filters, without automatic padding, into a Conv2d, in place."""
+    """Turn a Conv of a loaded ONNX file by constant filters, without automatic padding, into a
+    Conv2d, in place."""
     weight = draft.constants.get(node.inputs[1])
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     a = node.attributes
@@ -238,7 +243,8 @@ def _convolution(node: Operator, draft: Draft, readers: dict[str, list[Operator]
 
 
 def _gemm(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -> None:
-    """Turn a Gemm by a constant float32 matrix into a Linear, in place; others stay."""
+    """Turn a Gemm of a loaded ONNX file by a constant float32 matrix into a Linear, in place;
+    others stay."""
     a, matrix = node.attributes, draft.constants.get(node.inputs[1])
     if matrix is None or matrix.dtype != np.float32 or a.get("transA"):
         return
@@ -263,7 +269,8 @@ def _gemm(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -> N
 
 
 def _product(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -> None:
-    """Turn a MatMul by a constant matrix, with an Add of a constant behind it, into a Linear."""
+    """Turn a MatMul of a loaded ONNX file by a constant matrix, with an Add of a constant behind
+    it, into a Linear."""
     matrix = draft.constants.get(node.inputs[1])
     if matrix is None or matrix.ndim != 2 or matrix.dtype != np.float32:
         return
@@ -282,7 +289,8 @@ def _product(node: Operator, draft: Draft, readers: dict[str, list[Operator]]) -
 
 
 def is_parameter(array: Array) -> bool:
-    """Return True for an initializer that is a parameter of the model: floats, more than one."""
+    """Return True for an initializer of a loaded ONNX file that is a parameter of the model:
+    floats, more than one."""
     return array.dtype == np.float32 and array.ndim > 0 and array.size > 1
 
 
@@ -292,7 +300,8 @@ def _linear(node: Operator, weight: str, bias: str) -> None:
 
 
 def free_names(draft: Draft) -> None:
-    """Rename operators, and tensors between them, whose names begin as those of parameters do."""
+    """Rename operators of a loaded ONNX file, and tensors between them, whose names begin as those
+    of parameters do."""
     between = [n for node in draft.nodes for n in node.outputs if n not in draft.outputs]
     small = [n for n, a in draft.constants.items() if not is_parameter(a)]
     for old in [n for n in (*between, *small) if n.startswith(PARAMETERS)]:
@@ -328,7 +337,7 @@ def _transposed(name: str, draft: Draft) -> str:
 
 
 def _times(name: str, factor: float, draft: Draft) -> str:
-    """The constant `name` times a factor, rounded once."""
+    """Add to a loaded ONNX file the constant `name` times a factor, rounded once."""
     if factor == 1:
         return name
     scaled = draft.fresh(f"{name}{TIMES}{factor:.9g}")

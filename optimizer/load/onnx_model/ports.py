@@ -31,19 +31,22 @@ ROWS = 8  # of the drawn batch; fewer give a limit that is too wide to show much
 
 @dataclass(frozen=True)
 class Ports:
-    """All inputs. single: True for a file that takes batches of one row only"""
+    """All inputs of an ONNX file that is loaded. single: True for a file that takes batches of one
+    row only"""
 
     inputs: tuple[DrawnInput, ...]
     single: bool
 
     def draw(self, rows: int, seed: int = 0) -> dict[str, Array]:
-        """Return {input: array of `rows` rows}, the same for the same seed."""
+        """Draw rows on which load checks an ONNX file, {input: array of `rows` rows}, the same for
+        the same seed."""
         return draw(self.inputs, rows, seed)
 
 
 def read(model: onnx.ModelProto, draft: Draft, section: Model, path: Path) -> Ports:
-    """The inputs of the graph. Raises CheckpointError for a type or an axis that is not covered,
-    RecipeError for a key of model.axes or model.ranges that the file does not have."""
+    """Read the inputs of an ONNX file that is loaded. Raises CheckpointError for a type or an axis
+    that is not covered, RecipeError for a key of model.axes or model.ranges that the file does not
+    have."""
     values = {v.name: v for v in model.graph.input if v.name in draft.inputs}
     ports, firsts, used = [], dict[int | None, str](), set[str]()
     for name in draft.inputs:
@@ -96,7 +99,8 @@ def read(model: onnx.ModelProto, draft: Draft, section: Model, path: Path) -> Po
 
 
 def _size(name: str, at: int, dim: Any, section: Model, path: Path, used: set[str]) -> int:
-    """Return the size of axis `at`, by the file or model.axes; adds its keys there to `used`."""
+    """Return the size of axis `at` of a loaded ONNX file's input, by the file or model.axes; adds
+    its keys there to `used`."""
     keys = [f"{name}.{at}", *([dim.dim_param] if dim.dim_param else [])]
     used.update(k for k in keys if k in section.axes)
     if dim.HasField("dim_value"):
@@ -114,7 +118,8 @@ def _size(name: str, at: int, dim: Any, section: Model, path: Path, used: set[st
 
 
 def open_axes(value: Any, section: Model) -> list[str]:
-    """Keys of model.axes that an input lacks: names of its axes, else "input.index"."""
+    """List the keys of model.axes that an ONNX file's input lacks: names of its axes, else
+    "input.index"."""
     keys = []
     for at, dim in enumerate(value.type.tensor_type.shape.dim):
         place = f"{value.name}.{at}"
@@ -126,8 +131,8 @@ def open_axes(value: Any, section: Model) -> list[str]:
 def _range(
     name: str, dtype: str, draft: Draft, section: Model
 ) -> tuple[float, float] | tuple[None, None]:
-    """Return the range to draw an input from: the recipe's, else that of images, or the rows of the
-    tables it reads."""
+    """Return the range to draw a loaded ONNX file's input from: the recipe's, else that of images,
+    or the rows of the tables it reads."""
     if name in section.ranges:
         return section.ranges[name]
     if section.detections is not None:
@@ -147,14 +152,14 @@ def _range(
 
 
 def _behind(name: str, draft: Draft) -> set[str]:
-    """The tensor and those that it has its values from."""
+    """Find in a loaded ONNX file the tensor and those that it has its values from."""
     maker = next((n for n in draft.nodes if name in n.outputs and n.op in SAME_VALUES), None)
     return {name} if maker is None else {name, *_behind(maker.inputs[0], draft)}
 
 
 def free_batch(draft: Draft, ports: Ports) -> None:
-    """Let a graph of one row take several: a Reshape to a constant shape that begins with the row
-    keeps its first axis."""
+    """Let a loaded ONNX file of one row take several: a Reshape to a constant shape that begins
+    with the row keeps its first axis."""
     if not ports.single:
         return
     for node in draft.nodes:

@@ -39,8 +39,11 @@ FLOAT = Arithmetic(operands=True)
 def answers(
     path: Path, ports: Ports, outputs: Sequence[str], model: onnx.ModelProto
 ) -> tuple[list[Answers], Answers]:
-    """([outputs of each row alone], outputs of all rows together) of the file in ONNX Runtime.
-    Raises CheckpointError for a file that it does not run. model: the file's content"""
+    """Run the ONNX file that is loaded in ONNX Runtime: ([outputs of each row alone], outputs of
+    all rows together). Raises CheckpointError for a file that it does not run. model: the file's
+    content
+    Raises CheckpointError for a file that it does not run. model: the file's content
+    """
     inputs = ports.draw(ROWS)
     try:
         opened = OrtRunner(path, threads=1, fuse=False)
@@ -67,8 +70,8 @@ def answers(
 def _rows_and_batch(
     run: Callable[[Mapping[str, Array]], Answers], inputs: Mapping[str, Array], ports: Ports
 ) -> tuple[list[Answers], Answers]:
-    """Return ([outputs of each row alone], outputs of all rows together), joined for a model that
-    takes one row only."""
+    """Run a loaded ONNX file or its torch model: ([outputs of each row alone], outputs of all rows
+    together), joined for a model that takes one row only."""
     alone = [run({n: a[i : i + 1] for n, a in inputs.items()}) for i in range(ROWS)]
     if ports.single:
         return alone, {n: np.concatenate([one[n] for one in alone]) for n in alone[0]}
@@ -82,8 +85,9 @@ def runnable(
     ports: Ports,
     tell: Callable[[str], object] = say,
 ) -> Graph:
-    """The graph with a file for each operator that torch does not compute. Raises CheckpointError
-    for one that ONNX Runtime does not run alone either. tell: called with a sentence on each"""
+    """Return a loaded ONNX file's graph with a file for each operator that torch does not compute.
+    Raises CheckpointError for one that ONNX Runtime does not run alone either. tell: called with a
+    sentence on each"""
     protos = {node.name: node.proto for node in draft.nodes}
     inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
     while True:
@@ -108,15 +112,15 @@ def runnable(
 def needs(
     graph: Graph, tensors: Mapping[str, Any], ports: Ports
 ) -> tuple[tuple[PartNeeds, ...], RandomlyRoundedRuns]:
-    """Measure the memory and operations of the graph's parts on drawn rows, and the seconds of the
-    correct runs that set the limits."""
+    """Measure, when an ONNX file is loaded, the memory and operations of the graph's parts on drawn
+    rows, and the seconds of the correct runs that set the limits."""
     inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
     return measure(_filled(graph, tensors), inputs)
 
 
 def measured(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> Graph:
-    """The graph with the beginnings of its parts (model/graph/parts.py), by the sizes in a run, and
-    with the types of tensors that operators outside of ONNX's own make."""
+    """Return a loaded ONNX file's graph with the beginnings of its parts (model/graph/parts.py), by
+    the sizes in a run, and with the types of tensors that operators outside of ONNX's own make."""
     model, sizes = _filled(graph, tensors), dict[str, int]()
     custom_types: dict[str, tuple[str, int]] = {}
 
@@ -135,7 +139,7 @@ def measured(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> Graph:
 
 
 def first_undefined(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> Node | None:
-    """The first node that makes NaN or infinity of finite drawn rows."""
+    """Find in a loaded ONNX file the first node that makes NaN or infinity of finite drawn rows."""
     inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
     return first_nodes.undefined(_filled(graph, tensors), inputs)
 
@@ -143,8 +147,8 @@ def first_undefined(graph: Graph, tensors: Mapping[str, Any], ports: Ports) -> N
 def with_node(
     error: CheckpointError, graph: Graph, tensors: Mapping[str, Any], ports: Ports
 ) -> CheckpointError:
-    """Return `error`, a comparison's, extended by the first node whose rows depend on each
-    other."""
+    """Return `error` of load's comparison of an ONNX file, extended by the first node whose rows
+    depend on each other."""
     inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
     node = first_nodes.mixing(_filled(graph, tensors), inputs)
     if node is None:
@@ -204,8 +208,9 @@ def _to_file(node: Node, values: Sequence[Any], proto: Any, graph: Graph, file: 
 
 
 def without_misread(graph: Graph, draft: Draft, tensors: Mapping[str, Any], ports: Ports) -> Graph:
-    """The graph with a file for each operator that torch computes further from ONNX Runtime than
-    rounding explains, on the same inputs of this operator; `graph` itself if there is none."""
+    """Return a loaded ONNX file's graph with a file for each operator that torch computes further
+    from ONNX Runtime than rounding explains, on the same inputs of this operator; `graph` itself if
+    there is none."""
     protos = {node.name: node.proto for node in draft.nodes}
     inputs = {n: torch.from_numpy(a) for n, a in ports.draw(ROWS).items()}
     model = _filled(graph, tensors)
@@ -241,8 +246,8 @@ def _apart(
     ours: Sequence[torch.Tensor],
     theirs: Sequence[torch.Tensor],
 ) -> bool:
-    """Return True where a result differs by more than correct runs of the operator do, or at all of
-    whole numbers."""
+    """Test, when an ONNX file is loaded, that an operator's results in torch and ONNX Runtime
+    differ by more than correct runs of it do, or at all of whole numbers."""
     runs = []
     for seed in range(RUNS):
         with RandomRounding(FLOAT, seed):
@@ -263,8 +268,9 @@ def _apart(
 def _limit(
     apart: Sequence[float], independent: int, looks: int, unit: float = UNIT["fp32"]
 ) -> float:
-    """upper_bound of distances of which none counts as less than one roundoff: where most runs
-    agree to the bit, the others would otherwise lie many standard deviations above them."""
+    """Compute for load's check of an ONNX file the upper_bound of distances of which none counts as
+    less than one roundoff: where most runs agree to the bit, the others would otherwise lie many
+    standard deviations above them."""
     return upper_bound(np.maximum(apart, unit).tolist(), independent, looks, unit)
 
 
@@ -289,8 +295,8 @@ class Origin(Protocol):
 
 @dataclass(frozen=True)
 class _Compared:
-    """Answers of the torch model to a batch, and how far rounding moves a row of each output: the
-    median distance of correct runs, and the limit."""
+    """Answers of a loaded ONNX file's torch model to a batch, and how far rounding moves a row of
+    each output: the median distance of correct runs, and the limit."""
 
     ours: Answers
     medians: Mapping[str, float]
@@ -310,8 +316,8 @@ def compare(
     path: Path,
     origin: Origin | None = None,
 ) -> dict[str, Any] | None:
-    """Raise CheckpointError where an output of the torch model is further from ONNX Runtime's, or
-    from that of the file's origin, than rounding explains.
+    """Check at load our reading of an ONNX file: raise CheckpointError where an output of the torch
+    model is further from ONNX Runtime's, or from that of the file's origin, than rounding explains.
 
     Returns {"name", "rows", "runs", "unit_roundoff", "outputs": Figures} of the origin, rows in
     words; None without an origin.
@@ -353,16 +359,17 @@ def _share(figures: Mapping[str, float]) -> float:
 
 
 def _nearest(figures: Figures) -> float:
-    """The largest distance of a row as a share of its limit."""
+    """Find, of load's comparison of an ONNX file, the largest distance of a row as a share of its
+    limit."""
     return max(map(_share, figures.values()))
 
 
 def _compared(
     model: GraphModel, arrays: Mapping[str, Array], looks: int, path: Path, arithmetic: Arithmetic
 ) -> _Compared:
-    """Run a batch of ROWS rows, and again with every operation rounded at random. looks:
-    comparisons per row and output. Raises CheckpointError for outputs that rounding moves by their
-    own size."""
+    """Run a batch of ROWS rows through a loaded ONNX file's torch model, and again with every
+    operation rounded at random. looks: comparisons per row and output. Raises CheckpointError for
+    outputs that rounding moves by their own size."""
     inputs = {n: torch.from_numpy(a) for n, a in arrays.items()}
 
     def run() -> Answers:
@@ -400,8 +407,8 @@ def _compared(
 def _judge(
     compared: _Compared, expected: tuple[list[Answers], Answers], whose: str, path: Path
 ) -> Figures:
-    """The figures of each output. whose: answers that are expected, for messages. Raises
-    CheckpointError for a row beyond its limit."""
+    """Judge at load the outputs of an ONNX file's torch model: the figures of each. whose: answers
+    that are expected, for messages. Raises CheckpointError for a row beyond its limit."""
     alone, together = expected
     figures: Figures = {}
     for name, mine in compared.ours.items():

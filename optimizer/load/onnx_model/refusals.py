@@ -32,7 +32,8 @@ OPSETS = range(7, 25)
 
 
 def check(model: ModelProto, path: Path) -> None:
-    """Raise CheckpointError for the first fault of `model`, or part that is not covered."""
+    """Refuse an ONNX file at load: raise CheckpointError for the first fault of `model`, or part
+    that is not covered."""
     _check_opsets(model, path)
     check_nodes(model, path)
     _check_order(model, path)
@@ -44,7 +45,8 @@ def check(model: ModelProto, path: Path) -> None:
 
 
 def check_nodes(model: ModelProto, path: Path) -> None:
-    """Raise CheckpointError for the first node or type of a tensor that is not loaded."""
+    """Refuse an ONNX file at load: raise CheckpointError for the first node or type of a tensor
+    that is not loaded."""
     for node in model.graph.node:
         _check_node(node, path)
     for tensor in tensors(model):
@@ -60,13 +62,15 @@ def check_nodes(model: ModelProto, path: Path) -> None:
 
 
 def _owner(tensor: TensorProto, model: ModelProto) -> str:
-    """The output of the node that has this tensor without a name as an attribute; "" for none."""
+    """Find in an ONNX file the output of the node that has this tensor without a name as an
+    attribute; "" for none."""
     nodes = (n for n in model.graph.node for a in n.attribute if a.HasField("t") and a.t == tensor)
     return next((str(node.output[0]) for node in nodes), "")
 
 
 def check_random(draft: Draft, path: Path) -> None:
-    """Raise CheckpointError for a node that draws its result, so that no two answers agree."""
+    """Refuse an ONNX file at load: raise CheckpointError for a node that draws its result, so that
+    no two answers agree."""
     for node in draft.nodes:
         training = draft.constants.get((*node.inputs, "", "", "")[2])
         drops = node.op == "Dropout" and training is not None and training.any()
@@ -91,7 +95,8 @@ def _check_opsets(model: ModelProto, path: Path) -> None:
 
 
 def _check_node(node: Any, path: Path) -> None:
-    """Raise CheckpointError for a node of a quantized file, and for one with control flow."""
+    """Refuse an ONNX file at load: raise CheckpointError for a node of a quantized file, and for
+    one with control flow."""
     where = f"{path}: {label(node)}"
     if node.op_type in QUANTIZED or node.op_type.startswith("QLinear"):
         raise CheckpointError(
@@ -110,7 +115,8 @@ def _check_node(node: Any, path: Path) -> None:
 
 
 def label(node: Any) -> str:
-    """Describe a node for a message: its name, else its first output, and its operator."""
+    """Describe a node of a refused ONNX file for a message: its name, else its first output, and
+    its operator."""
     first = next((n for n in node.output if n), "")
     return (
         f"node {node.name!r} ({node.op_type})"
@@ -120,8 +126,8 @@ def label(node: Any) -> str:
 
 
 def _check_order(model: ModelProto, path: Path) -> None:
-    """Raise CheckpointError for a tensor that is read before it is made, naming the node: a graph
-    with a circle, or without an order."""
+    """Refuse an ONNX file at load: raise CheckpointError for a tensor that is read before it is
+    made, naming the node: a graph with a circle, or without an order."""
     graph = model.graph
     known = {"", *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
     known |= {t.values.name for t in graph.sparse_initializer}
@@ -152,7 +158,8 @@ def _check_order(model: ModelProto, path: Path) -> None:
 
 
 def _check_structure(model: ModelProto, path: Path) -> None:
-    """Raise CheckpointError for sparse weights, and for a file that onnx.checker refuses."""
+    """Refuse an ONNX file at load: raise CheckpointError for sparse weights, and for a file that
+    onnx.checker refuses."""
     if model.graph.sparse_initializer:
         name = model.graph.sparse_initializer[0].values.name
         raise CheckpointError(
@@ -169,7 +176,7 @@ def _check_structure(model: ModelProto, path: Path) -> None:
 
 
 def place(path: Path, words: str, model: ModelProto) -> str:
-    """Describe the file for a message, with the node that a library's error names.
+    """Describe the refused ONNX file for a message, with the node that a library's error names.
 
     words: text of the library's error
     """
@@ -181,7 +188,7 @@ def place(path: Path, words: str, model: ModelProto) -> str:
 
 
 def output(name: str, model: ModelProto) -> str:
-    """Describe an output of the model for a message, with the node that computes it."""
+    """Describe an output of the refused ONNX file for a message, with the node that computes it."""
     maker = next((node for node in model.graph.node if name in node.output), None)
     if maker is None:
         return f"output {name!r}"
@@ -199,7 +206,7 @@ def _check_port(value: Any, where: str) -> None:
 
 
 def check_finite(draft: Draft, path: Path) -> None:
-    """Raise CheckpointError for infinity in the weight of a module."""
+    """Refuse an ONNX file at load: raise CheckpointError for infinity in the weight of a module."""
     for node in draft.nodes:
         if node.module and not np.isfinite(draft.constants[node.module]).all():
             raise CheckpointError(
@@ -211,13 +218,14 @@ def check_finite(draft: Draft, path: Path) -> None:
 
 
 def holds_nan(array: Any) -> bool:
-    """Return True for an array of floats of which one is NaN."""
+    """Return True for an array of floats in a loaded ONNX file of which one is NaN."""
     return array.dtype.kind == "f" and bool(np.isnan(array).any())
 
 
 def check_values(arrays: Mapping[str, Any], nodes: Iterable[Any], path: Path) -> None:
-    """Raise CheckpointError for a weight that holds NaN or has an axis of size 0, naming a node
-    that reads it. Infinity is accepted, because masks have it. arrays: initializers by name"""
+    """Refuse an ONNX file at load: raise CheckpointError for a weight that holds NaN or has an axis
+    of size 0, naming a node that reads it. Infinity is accepted, because masks have it. arrays:
+    initializers by name"""
     readers: dict[str, Any] = {}
     for node in nodes:
         for name in node.input:

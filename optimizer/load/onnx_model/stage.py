@@ -74,7 +74,7 @@ ORIGIN = "origin.json"
 
 @dataclass(frozen=True)
 class Opened:
-    """A file in its final form, in memory.
+    """An ONNX file in the final form that load gives it, in memory.
 
     half: True for a file in float16
     rewritten: initializers of a file that the reference is not a copy of, because it was in
@@ -91,7 +91,8 @@ class Opened:
 
 
 def open_file(section: Model) -> Opened:
-    """Read, check and convert the file of a recipe; nothing is run. Raises CheckpointError."""
+    """Read, check and convert the recipe's ONNX file for load; nothing is run. Raises
+    CheckpointError."""
     file = files.find(section)
     with reading(file.path, own_faults=True):
         model = files.read(file.path)
@@ -149,13 +150,14 @@ def open_file(section: Model) -> Opened:
 
 
 def _nearest(draft: Draft) -> str:
-    """Words on the first operator that multiplies by weights in a way that stays float."""
+    """Describe the loaded ONNX file's first operator that multiplies by weights and stays float."""
     node = next((n for n in draft.nodes if n.domain or n.op in MULTIPLY), None)
     return f"; node {node.name!r} ({node.op}) stays float" if node else ""
 
 
 def open_axes(section: Model) -> list[str]:
-    """Names of axes whose size neither the file nor the recipe gives, as keys of model.axes."""
+    """List the axes whose size neither the ONNX file nor the recipe gives, as keys of
+    model.axes."""
     file = files.find(section)
     model = files.read(file.path)
     refusals.check(model, file.path)
@@ -165,8 +167,8 @@ def open_axes(section: Model) -> list[str]:
 def _converted(
     model: onnx.ModelProto, arrays: Mapping[str, Array], path: Path
 ) -> tuple[onnx.ModelProto, int]:
-    """Return (the model without initializers of more than SMALL values, in opset OPSET or its own
-    later one; that opset)."""
+    """Convert an ONNX file that is loaded to a later opset: (the model without initializers of more
+    than SMALL values, in opset OPSET or its own later one; that opset)."""
     light = onnx.ModelProto()
     light.CopyFrom(model)
     del light.graph.initializer[:]
@@ -194,9 +196,12 @@ def _converted(
 
 
 def _resize_as_before(converted: onnx.ModelProto) -> None:
-    """Give each Resize the coordinates of Upsample and of opset 10, which the converter leaves
+    """Give each Resize of a converted ONNX file the coordinates of Upsample and of opset 10, which
+    the converter leaves out: the position of the nearest pixel is rounded down in an enlarged
+    image, up in a reduced one.
     out: the position of the nearest pixel is rounded down in an enlarged image, up in a
-    reduced one."""
+    reduced one.
+    """
     values = {t.name: numpy_helper.to_array(t) for t in converted.graph.initializer}
     for node in converted.graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
@@ -218,7 +223,8 @@ def _resize_as_before(converted: onnx.ModelProto) -> None:
 def _shapes(
     model: onnx.ModelProto, inputs: ports.Ports, arrays: Mapping[str, Array]
 ) -> dict[str, drafts.Shape]:
-    """Return {tensor: shape} as far as onnx infers it, with the sizes of the recipe and one row."""
+    """Return {tensor of a loaded ONNX file: shape} as far as onnx infers it, with the sizes of the
+    recipe and one row."""
     sized = onnx.ModelProto()
     sized.CopyFrom(model)
     by_name = {p.name: p for p in inputs.inputs}
@@ -235,8 +241,8 @@ def _shapes(
 
 
 def run(section: Model, out: Path, origin: Origin | None = None) -> None:
-    """Write the stage's files. origin: model that the file was exported from, whose answers are
-    expected too. Raises CheckpointError or RecipeError."""
+    """Load an ONNX file: write the stage's files. origin: model that the file was exported from,
+    whose answers are expected too. Raises CheckpointError or RecipeError."""
     opened = open_file(section)
     path = opened.source.path
     if opened.half:
@@ -289,7 +295,8 @@ def check(section: Model, out: Path) -> Opened:
 
 
 def _answers(opened: Opened, out: Path) -> tuple[list[reference.Answers], reference.Answers]:
-    """As reference.answers, after the reference was written, where it is not a copy of the file."""
+    """A loaded ONNX file's reference.answers, after the reference was written, if it is not a
+    copy."""
     path = opened.source.path
     if opened.rewritten is not None:
         path = out / ORIGINAL / "model.onnx"
@@ -317,7 +324,7 @@ def graph_of(opened: Opened) -> record.Graph:
 def contract(
     section: Model, opened: Opened, expected: tuple[list[dict[str, Array]], dict[str, Array]]
 ) -> dict[str, Any]:
-    """Build the document of contract.json."""
+    """Build contract.json of a loaded ONNX file."""
     alone, together = expected
 
     def label(name: str) -> str:
@@ -410,7 +417,7 @@ def detector_sections(section: Model, opened: Opened) -> dict[str, Any]:
 
 
 def _first_undefined(opened: Opened) -> str:
-    """Words on the first node that makes NaN or infinity for drawn rows."""
+    """Describe the first node of a loaded ONNX file that makes NaN or infinity for drawn rows."""
     with _skeleton(opened) as (graph, tensors):
         node = reference.first_undefined(graph, tensors, opened.ports)
     return f"; first behind node {node.name!r} ({node.op})" if node else ""
@@ -418,7 +425,7 @@ def _first_undefined(opened: Opened) -> str:
 
 @contextmanager
 def _skeleton(opened: Opened) -> Iterator[tuple[record.Graph, dict[str, torch.Tensor]]]:
-    """The graph of an opened file, in a folder while it is in use, and its tensors."""
+    """The graph of a loaded ONNX file, in a folder while it is in use, and its tensors."""
     tensors = {n: torch.from_numpy(a.copy()) for n, a in opened.finished.parameters.items()}
     with make_temporary_folder("graph") as folder:
         graph = _graph(opened, folder)
@@ -428,9 +435,9 @@ def _skeleton(opened: Opened) -> Iterator[tuple[record.Graph, dict[str, torch.Te
 
 
 def config(opened: Opened, section: Model) -> dict[str, Any]:
-    """config.json: {"model_type", "modules", "marks", "left", "norms", "equalized", "single",
-    "ranges"}, and "id2label" of a detector; see finish.Finished, ports.Ports, and
-    drawn.DrawnInput for the ranges of drawn inputs."""
+    """Build config.json of a loaded ONNX file: {"model_type", "modules", "marks", "left", "norms",
+    "equalized", "single", "ranges"}, and "id2label" of a detector; see finish.Finished,
+    ports.Ports, and drawn.DrawnInput for the ranges of drawn inputs."""
     labels = section.detections.labels if section.detections else ()
     return {
         **({"id2label": dict(enumerate(labels))} if labels else {}),
@@ -471,15 +478,17 @@ def shapes(section: Model) -> Shapes:
 
 
 def _share_beside(opened: Opened) -> float:
-    """Share of a file's bytes that are external data; 0 of a file that is not copied."""
+    """Share of a loaded ONNX file's bytes that are external data; 0 of a file that is not
+    copied."""
     path = opened.source.path
     beside = sum(f.stat().st_size for f in files.data_files(files.read(path), path))
     return 0.0 if opened.rewritten is not None else beside / (beside + path.stat().st_size)
 
 
 def estimate(shapes: Shapes, imports: int) -> Estimate:
-    """Memory: the float model with its copies, beside the imports, and that of correct runs; disk:
-    twice; time: the correct runs of the drawn rows, and PASSES of them."""
+    """Estimate stage load for an ONNX file. Memory: the float model with its copies, beside the
+    imports, and that of correct runs; disk: twice; time: the correct runs of the drawn rows, and
+    PASSES of them."""
     size = 4 * sum(prod(s) for s in shapes.values())
     seconds = START + machine_speed.measure().move(MOVED * size)
     memory = needs.libraries_of(shapes, imports)

@@ -31,8 +31,8 @@ TYPES = ("to", "dtype")
 
 
 def is_half(model: onnx.ModelProto) -> bool:
-    """Return True for a file that computes in float16: a tensor, an input, an output or the result
-    of a Cast."""
+    """Return True for an ONNX file that computes in float16, which load converts: a tensor, an
+    input, an output or the result of a Cast."""
     ports = (*model.graph.input, *model.graph.output)
     attributes = (a for node in model.graph.node for a in node.attribute)
     return (
@@ -43,7 +43,8 @@ def is_half(model: onnx.ModelProto) -> bool:
 
 
 def widen(model: onnx.ModelProto, arrays: dict[str, Array]) -> None:
-    """Convert a model, whose attributes are loaded, and its initializers in place."""
+    """Convert a loaded float16 ONNX file to float32: a model, whose attributes are loaded, and its
+    initializers, in place."""
     for name, array in arrays.items():
         if array.dtype == np.float16:
             arrays[name] = array.astype(np.float32)
@@ -64,7 +65,8 @@ def _widen_nodes(nodes: Iterable[Any]) -> None:
 
 
 def write(model: onnx.ModelProto, arrays: Mapping[str, Array], file: Path) -> None:
-    """Write a converted model, with its initializers as external data."""
+    """Write an ONNX file that load converted from float16, with its initializers as external
+    data."""
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
     del whole.graph.initializer[:]
@@ -75,7 +77,8 @@ def write(model: onnx.ModelProto, arrays: Mapping[str, Array], file: Path) -> No
 
 
 class HalfFile:
-    """The file as it is, in ONNX Runtime: inputs and outputs are converted."""
+    """A float16 ONNX file as it is, in ONNX Runtime, which load compares with: inputs and outputs
+    are converted."""
 
     name = "the file in float16"
     arithmetic = Arithmetic(unit=UNIT["fp16"], operands=True)
@@ -85,7 +88,7 @@ class HalfFile:
         self.example: Mapping[str, torch.Tensor] = {}
 
     def answers(self, inputs: Mapping[str, Any]) -> Answers:
-        """Return {output: array} of a batch."""
+        """Return {output: array} of a batch through the float16 ONNX file as it is."""
         with OrtRunner(self.path, threads=1, fuse=False) as runner:
             types = runner.inputs
             results = runner.infer(

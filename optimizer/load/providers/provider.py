@@ -13,7 +13,7 @@ from optimizer.recipe.schema import Model
 
 @dataclass(frozen=True)
 class Loaded:
-    """Tensors and settings of a checkpoint, as a provider read them."""
+    """Tensors and settings of a source checkpoint, as a provider read them for load."""
 
     files: Path  # folder of config.json, settings and tokenizer
     weights: dict[str, Stored]  # {name in the source: tensor}

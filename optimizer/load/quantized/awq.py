@@ -98,7 +98,7 @@ def _read(module: QuantizedModule, scheme: Scheme) -> QTensor:
 
 
 def _unpack(words: Tensor) -> Tensor:
-    """Packed int32 words (rows, n) -> integers -8..7, int8 (8 * n, rows)."""
+    """Unpack int32 words of an AWQ checkpoint (rows, n) to integers -8..7, int8 (8 * n, rows)."""
     nibbles = (words[..., None] >> torch.arange(0, 32, 4, dtype=torch.int32)) & 0x0F
     ordered = torch.empty_like(nibbles)
     ordered[..., list(ORDER)] = nibbles

@@ -151,8 +151,8 @@ def _config_groups(config: Mapping[str, Any], where: str, accepted: tuple[str, .
 
 
 def _group_of(module: QuantizedModule, groups: list[Group]) -> Group:
-    """Find the config group that a module belongs to: by name, by pattern, or by class and
-    shape."""
+    """Find the config group of a compressed-tensors checkpoint that a module belongs to: by name,
+    by pattern, or by class and shape."""
     name = module.name
     for group in groups:
         if name in group.get("targets", ()):
@@ -182,8 +182,8 @@ def _fits(module: QuantizedModule, group: Group) -> bool:
 
 
 def _scheme(module: QuantizedModule, group: Group) -> tuple[Scheme, tuple[int, int]]:
-    """Return scheme and shape of a module's packed weight. Raises CheckpointError when headers
-    disagree."""
+    """Read scheme and shape of a module's packed weight in a compressed-tensors checkpoint. Raises
+    CheckpointError when headers disagree."""
     weights = group["weights"]
     bits, strategy = int(weights.get("num_bits", 8)), weights.get("strategy")
     symmetric = bool(weights.get("symmetric", True))
@@ -263,8 +263,8 @@ def _shape(module: QuantizedModule, bits: int) -> tuple[int, int]:
 
 
 def _activations(module: QuantizedModule, group: Group) -> Activations:
-    """Return how a module's inputs are quantized, as a mode of the state; None for float. Raises
-    CheckpointError for a way that a state cannot hold."""
+    """Return how a compressed-tensors checkpoint quantizes a module's inputs, as a mode of the
+    state; None for float. Raises CheckpointError for a way that a state cannot hold."""
     inputs = group.get("input_activations")
     if inputs is None:
         return None
@@ -294,7 +294,8 @@ def _activations(module: QuantizedModule, group: Group) -> Activations:
 
 
 def _range(module: QuantizedModule, inputs: Group) -> Range:
-    """The activation range, whose integers are round(x / scale) + zero point, -128..127."""
+    """Return the activation range of a compressed-tensors checkpoint, whose integers are round(x /
+    scale) + zero point, -128..127."""
     if inputs.get("num_bits") == 4:
         module.entry("input_global_scale", torch.float32)
         largest = float4.LARGEST * float8.LARGEST / float(module.tensor("input_global_scale"))

@@ -68,7 +68,8 @@ def read(
 def _shape_and_reader(
     module: QuantizedModule, config: Mapping[str, Any], offset: int
 ) -> tuple[tuple[int, int], Any]:
-    """The weight's shape, checked against the headers, and the function that reads it."""
+    """Return the shape of a GPTQ checkpoint's weight, checked against the headers, and the function
+    that reads it."""
     bits = _bits(module, number(config, "bits", default=4))
     words, out = module.entry("qweight", torch.int32).shape
     inputs = words * 32 // bits
@@ -88,8 +89,8 @@ def _shape_and_reader(
 
 
 def _bits(module: QuantizedModule, configured: int) -> int:
-    """Return the bits of a module's packed weight: the config's, 4 or 8, or the other number where
-    only that fits its shapes."""
+    """Return the bits of a module's packed weight in a GPTQ checkpoint: the config's, 4 or 8, or
+    the other number where only that fits its shapes."""
     words, out = module.entry("qweight").shape
     zeros = module.entry("qzeros").shape[-1]
     inputs = module.tensors["g_idx"].shape[0] if "g_idx" in module.tensors else None

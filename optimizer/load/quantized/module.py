@@ -45,7 +45,8 @@ class QuantizedModule:
         return entry
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise CheckpointError when the tensor `name` does not have this shape."""
+        """Raise CheckpointError when the quantized checkpoint's tensor `name` does not have this
+        shape."""
         actual = self.tensors[name].shape
         if actual != shape:
             raise self.wrong(f"{name} is {actual}; the other tensors need {shape}", fix=GET_AGAIN)
@@ -76,7 +77,8 @@ class QuantizedModule:
 def find_modules(
     entries: Mapping[str, TensorPlace], mark: str, parts: tuple[str, ...]
 ) -> dict[str, QuantizedModule]:
-    """Return {name: module} for each tensor `<name>.<mark>`, with the tensors `<name>.<part>`."""
+    """Find the modules of a quantized checkpoint that is loaded: {name: module} for each tensor
+    `<name>.<mark>`, with the tensors `<name>.<part>`."""
     names = sorted(n.removesuffix(f".{mark}") for n in entries if n.endswith(f".{mark}"))
     return {
         name: QuantizedModule(
@@ -97,9 +99,12 @@ def select_other_entries(
 def check_grouping(
     module: QuantizedModule, inputs: int, groups: int, group_size: int | None
 ) -> tuple[str, int | None]:
-    """Return ("group", inputs per group) or ("channel", None), for `groups` scales per row.
+    """Check the groups of a quantized checkpoint that is loaded: return ("group", inputs per group)
+    or ("channel", None), for `groups` scales per row. group_size: the config's, -1 for one group,
+    None for unknown. Raises CheckpointError for another size.
     group_size: the config's, -1 for one group, None for unknown. Raises CheckpointError for another
-    size."""
+    size.
+    """
     if not divides(groups, inputs):
         raise module.wrong(
             f"{groups} groups do not divide {inputs} inputs evenly",
@@ -115,13 +120,14 @@ def check_grouping(
 
 
 def to_signed(unsigned: Tensor, bits: int) -> Tensor:
-    """Convert unsigned integers 0..2**bits - 1 to int8 by subtracting 2**(bits - 1)."""
+    """Convert a quantized checkpoint's unsigned integers 0..2**bits - 1 to int8 by subtracting
+    2**(bits - 1)."""
     return (unsigned.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
 
 
 def number(config: Mapping[str, Any], *names: str, default: int) -> int:
-    """Read a number of the quantization config, under the first of `names` that it has, as int;
-    `default` without any."""
+    """Read a number of a loaded checkpoint's quantization config, under the first of `names` that
+    it has, as int; `default` without any."""
     for name in names:
         if config.get(name) is not None:
             return int(config[name])

@@ -32,7 +32,7 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class QuantizedTensors:
-    """Tensors of a quantized folder, by their names in its files.
+    """Tensors of a quantized folder that is loaded, by their names in its files.
 
     A quantized weight is named `<module>.weight`, whatever its packed tensors are called.
     """

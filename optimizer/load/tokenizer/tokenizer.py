@@ -95,7 +95,8 @@ def _check_expansion(file: Path) -> None:
 
 
 def open_tokenizer(source: Path, trust_remote_code: bool = False) -> Any:
-    """transformers' fast tokenizer of a folder. Raises CheckpointError where it cannot open one."""
+    """Open transformers' fast tokenizer of a source's folder. Raises CheckpointError where it
+    cannot open one."""
     from transformers import AutoTokenizer
 
     try:

@@ -70,8 +70,8 @@ def list_files_read(tokenizer: Any, folder: Path) -> list[str]:
 
 
 def _entries(file: Path) -> dict[str, int]:
-    """Read {token: id} from a vocabulary file in plain text; {} for any other format or a damaged
-    file."""
+    """Read {token: id} from a source's vocabulary file in plain text; {} for any other format or a
+    damaged file."""
     if file.name not in ("vocab.txt", "vocab.json"):
         return {}
     try:

@@ -83,7 +83,7 @@ def get_folder(section: Model) -> Path:
 
 
 def locate(base: Path, module: str) -> Path | None:
-    """The Python file of a module below `base`; None without one."""
+    """Find the Python file of a module of the recipe's own code below `base`; None without one."""
     place = base.joinpath(*module.split("."))
     candidates = (place / "__init__.py", place.with_name(f"{place.name}.py"))
     return next((file for file in candidates if file.is_file()), None)
@@ -94,8 +94,8 @@ def _first(modules: Iterable[str]) -> set[str]:
 
 
 def _imports(module: str, file: Path) -> list[str]:
-    """List the names that a file imports and that may be Python modules: `from a import b` gives
-    both a and a.b."""
+    """List the names that a file of the recipe's own code imports and that may be Python modules:
+    `from a import b` gives both a and a.b."""
     check_regular(file, LARGEST)
     try:
         tree = ast.parse(file.read_bytes(), str(file))
@@ -218,7 +218,8 @@ def translate_errors(where: str, base: Path) -> Iterator[None]:
 
 
 def locate_line(e: BaseException, base: Path) -> str:
-    """ ", at FILE:LINE" of the last line of the recipe's own code that an exception passed."""
+    """Return ", at FILE:LINE" of the last line of the recipe's own code that an exception
+    passed."""
     frames = [(Path(f.f_code.co_filename), line) for f, line in walk_tb(e.__traceback__)]
     own = [(file, line) for file, line in frames if file.is_relative_to(base)]
     return f", at {own[-1][0].relative_to(base)}:{own[-1][1]}" if own else ""

@@ -28,8 +28,8 @@ BATCH = "batch"
 
 
 def to_file(of: TorchModule, folder: Path) -> Path:
-    """Write the ONNX file of a module to a folder. Raises CheckpointError for one that torch.export
-    does not trace."""
+    """Export the recipe's torch module, when it is loaded, to an ONNX file in a folder. Raises
+    CheckpointError for one that torch.export does not trace."""
     several = {n: t[torch.arange(ROWS) % len(t)] for n, t in of.example.items()}
     try:
         program = _export(of, several, dynamic=True)
@@ -79,8 +79,8 @@ def _refusal(of: TorchModule, e: Exception) -> CheckpointError:
 
 
 def _restore_names(graph: Any, of: TorchModule) -> None:
-    """Name each initializer that the exporter numbered and that is a transposed weight of the
-    module, "<weight>:t"."""
+    """Name each initializer of the ONNX file of a recipe's torch module that the exporter numbered
+    and that is a transposed weight of the module, "<weight>:t"."""
     own = of.module.state_dict()
     turned = [(n, t.t()) for n, t in own.items() if t.ndim == 2]
     for name, value in list(graph.initializers.items()):

@@ -28,7 +28,7 @@ EXAMPLE = "a tensor, a tuple of tensors, or a dictionary {name of an input: tens
 
 @dataclass(frozen=True)
 class TorchModule:
-    """A module with its weights, in evaluation mode.
+    """The recipe's torch module with its weights, in evaluation mode.
 
     example: {input: tensor}, rows first
     by_name: True where forward takes its inputs by name
@@ -44,7 +44,8 @@ class TorchModule:
     arithmetic: Arithmetic = FLOAT
 
     def answers(self, inputs: Mapping[str, Any]) -> Answers:
-        """Return {output: array} of a batch. Raises RecipeError where the module fails."""
+        """Return {output: array} of a batch through the recipe's torch module. Raises RecipeError
+        where the module fails."""
         tensors = {name: torch.from_numpy(np.array(inputs[name])) for name in self.example}
         leaves = [tensor for _, tensor in _call(self, tensors)]
         return {n: t.numpy() for n, t in zip(self.outputs, leaves, strict=True)}
@@ -86,11 +87,12 @@ def find_weights(section: Model) -> Path:
 
 
 def build(section: Model, functions: Mapping[str, Any]) -> TorchModule:
-    """Build the module of a recipe, with its weights and its example.
+    """Build the recipe's torch module, with its weights and its example.
 
     functions: {key of the recipe: function}, from code.import_references
     Raises RecipeError for a function that
-    returns something else, CheckpointError for weights that are not the module's."""
+    returns something else, CheckpointError for weights that are not the module's.
+    """
     base, name = code.get_folder(section), str(section.module)
     with code.translate_errors(f"model.module: {name}", base):
         module = functions["module"]()
@@ -206,7 +208,7 @@ def _example(example: Any, module: nn.Module, reference: str) -> dict[str, Tenso
 
 
 def _parameters(module: nn.Module, count: int) -> list[str]:
-    """Names of the first `count` positional inputs of forward."""
+    """List the first `count` positional inputs of forward of the recipe's torch module."""
     names: list[str] = []
     for parameter in inspect.signature(module.forward).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:

@@ -66,8 +66,9 @@ def _of_module(name: str, file: Path) -> Iterator[None]:
 
 
 def run(section: Model, out: Path) -> None:
-    """Export the module and write the stage's files to `out`. Raises CheckpointError for a module
-    that cannot be exported, RecipeError for code or settings that fail."""
+    """Load the recipe's torch module: export it and write the stage's files to `out`. Raises
+    CheckpointError for a module that cannot be exported, RecipeError for code or settings that
+    fail."""
     with _exported(section) as (of_file, module):
         onnx_model.run(of_file, out, module)
     file = out / "source.json"
@@ -90,7 +91,8 @@ def origin(section: Model) -> dict[str, Any]:
 
 
 def check(section: Model, out: Path) -> Opened:
-    """Export the module, run the file in ONNX Runtime, and write contract.json only.
+    """Check the recipe's torch module: export it, run the file in ONNX Runtime, and write
+    contract.json only.
 
     Returns the opened file.
     """
@@ -106,7 +108,8 @@ def digests(section: Model) -> dict[str, str]:
 
 
 def shapes(section: Model) -> Shapes:
-    """Return {parameter: shape} of the exported file, with the needs of its graph's parts."""
+    """Return {parameter: shape} of the recipe's torch module as exported, with the needs of its
+    graph's parts."""
     with _exported(section) as (of_file, _):
         return onnx_model.shapes(of_file)
 
