@@ -42,7 +42,6 @@ QUOTED_END = re.compile(rb'(?:[^"]++|"")*+("?)')
 def open_unpacked(file: Path) -> Iterator[BinaryIO]:
     """Open a data set's file for reading bytes, decompressed if it is compressed with gzip, bzip2
     or xz. Raises DataError for a damaged file.
-    Raises DataError for a damaged file.
     """
     with reading(file, error=DataError):
         with file.open("rb") as plain:

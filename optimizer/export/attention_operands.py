@@ -46,7 +46,8 @@ def find(
 
 
 def _result(product: ir.Node) -> ir.Value:
-    """Output of the linear module of `product`, a MatMul: of the Add of its bias if it has one."""
+    """Output in the exported graph of the linear module of `product`, a MatMul: of the Add of its
+    bias if it has one."""
     users = [n for n, _ in product.outputs[0].uses()]
     biased = len(users) == 1 and module_of(users[0]) == module_of(product)
     return users[0].outputs[0] if biased else product.outputs[0]

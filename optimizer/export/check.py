@@ -70,7 +70,7 @@ def list_vocabulary_sizes(config: Mapping[str, Any], contract: Mapping[str, Any]
 
 
 def longest_of(contract: Mapping[str, Any]) -> int:
-    """Maximum tokens that the model takes; 1 for images."""
+    """Return the maximum tokens that the exported model takes; 1 for images."""
     return tasks.longest(Contract.from_json(contract))
 
 
@@ -128,7 +128,8 @@ def draw_inputs(
 
 @dataclass
 class Scatter:
-    """Effect of rounding on each output of a model, measured between its correct runs.
+    """Effect of rounding on each output of a model that is exported, measured between its correct
+    runs.
 
     limits: {output: relative L2 by which an example of the graph may differ from torch}
     usual: {output: mean square of a value}, the scale to which tolerance.lengths relates errors
@@ -140,7 +141,8 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Asked:
-    """A batch with torch's outputs, the reference that a graph's outputs are compared with.
+    """A batch with torch's outputs, the reference that an exported graph's outputs are compared
+    with.
 
     batch: {input: array}
     expected: {output: array} of torch in float32
@@ -154,7 +156,8 @@ class Asked:
     mask: Any = None
 
     def examples(self, array: Any) -> list[Any]:
-        """Split `array`, an output for this batch, into one array per example, without padding."""
+        """Split `array`, an output of the exported graph for this batch, into one array per
+        example, without padding."""
         return split_examples(array, self.mask)
 
 
@@ -216,8 +219,8 @@ def check(
     model: nn.Module,
     grown: bool = False,
 ) -> None:
-    """Raise LedgerError where an output of the graph at `path` is further from torch's than
-    rounding explains, CheckpointError where an output of an encoder depends on padding.
+    """Check the exported graph at `path`: raise LedgerError where an output is further from torch's
+    than rounding explains, CheckpointError where an output of an encoder depends on padding.
 
     inputs: batches, such as random_inputs draws
     vocabulary: result of list_vocabulary_sizes
@@ -361,7 +364,8 @@ def _advice(precision: str) -> str:
 def measure_distance(
     actual: Any, expected: Any, mask: Any = None, usual: float | None = None
 ) -> float:
-    """Return the maximum relative L2 of an example; infinity for arrays of different shapes.
+    """Measure how far the exported graph's output is from torch's: the maximum relative L2 of an
+    example; infinity for arrays of different shapes.
 
     mask: (batch, sequence), 0 for positions to leave out; None compares all
     usual: mean square of a value, by the rule of tolerance.lengths; None for the examples' own
@@ -373,7 +377,8 @@ def measure_distance(
 
 
 def split_examples(array: Any, mask: Any = None) -> list[Any]:
-    """Return one array per row, without the positions that a (batch, sequence) mask hides.
+    """Split an output of the exported graph into one array per row, without the positions that a
+    (batch, sequence) mask hides.
 
     Positions are an axis of outputs (batch, sequence, width) and of KV caches (batch, heads,
     sequence, width).

@@ -18,7 +18,8 @@ from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
 
 @dataclass(frozen=True)
 class InterfacePort:
-    """One input or output; each of `axes` is a size, or the name of a dynamic axis."""
+    """One input or output of the graph to export; each of `axes` is a size, or the name of a
+    dynamic axis."""
 
     name: str
     dtype: str
@@ -27,7 +28,8 @@ class InterfacePort:
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs and outputs in order; a decoder's last 2 * layers of each are the KV cache."""
+    """Inputs and outputs of the graph to export in order; a decoder's last 2 * layers of each are
+    the KV cache."""
 
     inputs: tuple[InterfacePort, ...]
     outputs: tuple[InterfacePort, ...]
@@ -37,7 +39,7 @@ class Interface:
 def build_interface(
     contract: Mapping[str, Any], float_type: str = "float32", layers: int | None = None
 ) -> Interface:
-    """Build the interface of the contract's model.
+    """Build the interface of the graph to export from the contract.
 
     float_type: type of the KV cache
     layers: number of blocks, where only the model's first ones are traced; None for all

@@ -45,7 +45,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class OperatorInput:
-    """An operator, by name, and a tensor that it reads, by name."""
+    """An operator of the exported graph, by name, and a tensor that it reads, by name."""
 
     node: str
     input: str
@@ -53,7 +53,7 @@ class OperatorInput:
 
 @dataclass(frozen=True)
 class ModuleInGraph:
-    """A linear module's weight in the graph and the operators that multiply by it.
+    """A linear module's weight in the exported graph and the operators that multiply by it.
 
     Fields as in names.json; `node`, `op` and `input` describe the first operator.
     """
@@ -70,7 +70,8 @@ class ModuleInGraph:
 
 @dataclass(frozen=True)
 class Lookup:
-    """An embedding's table in the graph, and the Gathers (`nodes`) that take rows of it."""
+    """An embedding's table in the exported graph, and the Gathers (`nodes`) that take rows of
+    it."""
 
     parameter: str
     initializer: str
@@ -79,7 +80,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class GraphNames:
-    """Pairing of a checkpoint with a graph, the content of names.json."""
+    """Pairing of a checkpoint with its exported graph, the content of names.json."""
 
     modules: Mapping[str, ModuleInGraph]
     parameters: Mapping[str, str]
@@ -134,7 +135,7 @@ def pair(
     first: Mapping[str, str] | None = None,
     tables: Iterable[str] = (),
 ) -> GraphNames:
-    """Pair every parameter with an initializer by value.
+    """Pair every parameter of the checkpoint with an initializer of the exported graph by value.
 
     parameters: {name: value in the checkpoint or its replacement}, read one at a time
     linear: modules whose `weight` is multiplied by an activation
@@ -172,7 +173,8 @@ def pair(
 def _lookups(
     tables: Iterable[str], paired: Mapping[str, tuple[ir.Value, bool]]
 ) -> dict[str, Lookup]:
-    """Return {module: Lookup} of those embeddings whose initializer is read by Gathers.
+    """Return {module: Lookup} of those embeddings whose initializer in the exported graph is read
+    by Gathers.
 
     tables: parameter names of embeddings
     paired: {parameter: (initializer, True where it is stored transposed)}
@@ -236,7 +238,8 @@ class _Index:
 
 
 def _read(initializer: ir.Value) -> Array:
-    """Copy an initializer's values into memory; an external file is mapped only meanwhile."""
+    """Copy the values of an exported graph's initializer into memory; an external file is mapped
+    only meanwhile."""
     tensor = initializer.const_value
     assert tensor is not None
     array: Array = np.array(tensor.numpy())
@@ -253,7 +256,8 @@ def _digest(array: Array) -> str:
 def compare_parameter(
     initializer: ir.Value, name: str, parameters: Mapping[str, Tensor]
 ) -> bool | None:
-    """Compare an initializer with the parameter `name`, some rows at a time if it is large.
+    """Compare an initializer of the exported graph with the parameter `name`, some rows at a time
+    if it is large.
 
     Returns False for equal values, True if the parameter's transpose is equal, None otherwise. A
     symmetric matrix counts as transposed unless an operator transposes it.
@@ -273,8 +277,8 @@ def compare_parameter(
 
 
 def _orders(initializer: ir.Value, axes: int) -> tuple[bool, bool]:
-    """Return the two layouts in which an initializer may hold a parameter, the likelier one first:
-    True transposed, False as it is."""
+    """Return the two layouts in which an initializer of the exported graph may hold a parameter,
+    the likelier one first: True transposed, False as it is."""
     transposed_in_graph = any(n.op_type == "Transpose" for n, _ in initializer.uses())
     return (True, False) if axes == 2 and not transposed_in_graph else (False, True)
 
@@ -299,14 +303,16 @@ def _rows_equal(
 
 
 def _sharing(paired: Mapping[str, tuple[ir.Value, bool]], weight: str) -> bool:
-    """Test that a parameter other than `weight` is paired with the same initializer."""
+    """Test that a parameter other than `weight` is paired with the same initializer of the exported
+    graph."""
     return sum(v is paired[weight][0] for v, _ in paired.values()) > 1
 
 
 def _module(
     module: str, weight: str, value: ir.Value, transposed: bool, shared: bool
 ) -> ModuleInGraph:
-    """Build the record of the linear layer `module`, whose weight is the initializer `value`.
+    """Build the record in names.json of the linear layer `module`, whose weight is the initializer
+    `value`.
     shared: the initializer holds several parameters, so only operators traced in `module` count
     """
     if len(value.shape or ()) == 4:
@@ -366,7 +372,8 @@ def find_residual_adds(
     modules: Mapping[str, ModuleInGraph],
     summands: Mapping[str, tuple[str, Summand]],
 ) -> dict[str, tuple[OperatorInput, ...]]:
-    """Find the operators that read the tensors which the identities `summands` stand for.
+    """Find the operators of the exported graph that read the tensors which the identities
+    `summands` stand for.
 
     Returns {identity: each reader with the tensor}. By its record, the readers are the residual
     add of its block, a pooling, or all operators.
@@ -400,7 +407,8 @@ def _within(node: ir.Node, block: str) -> bool:
 
 
 def _handed_on(convolution: ir.Node, summand: Summand) -> ir.Value | None:
-    """The tensor to quantize: the convolution's input, its output, or (pooled) its activation's."""
+    """The tensor of the exported graph to quantize: the convolution's input, its output, or
+    (pooled) its activation's."""
     if summand.input:
         return convolution.inputs[0]
     result = convolution.outputs[0]
@@ -414,7 +422,7 @@ def _name(value: ir.Value | None) -> str:
 
 
 def _unpaired(parameter: str, model: ir.Model) -> OptimizeError:
-    """Build the error for a parameter that no initializer equals."""
+    """Build the error of an export for a parameter that no initializer equals."""
     same = model.graph.initializers.get(parameter)
     why = (
         "no initializer of the exported graph equals it"

@@ -24,7 +24,8 @@ PROTOBUF_MARGIN = 1 << 24  # names, attributes and framing around the weights
 
 
 def save(model: ir.Model, path: Path, limit: int = LIMIT) -> None:
-    """Write an ONNX model to `path`; weights totalling more than `limit` bytes go to `<path>.data`.
+    """Write an exported or lowered ONNX model to `path`; weights totalling more than `limit` bytes
+    go to `<path>.data`.
 
     The bytes depend on the model alone, and the file passes onnx.checker. Memory beyond the model:
     one weight with external data, otherwise all of them.
@@ -40,7 +41,7 @@ def save(model: ir.Model, path: Path, limit: int = LIMIT) -> None:
 
 
 def load(path: Path) -> ir.Model:
-    """Open an ONNX file; external weights stay on disk until they are read.
+    """Open an exported or lowered ONNX file; external weights stay on disk until they are read.
 
     Raises CheckpointError for another kind of file, and for cases 1 to 3 above.
     """

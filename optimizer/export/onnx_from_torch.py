@@ -24,7 +24,7 @@ SIZES = {"batch": 2, "sequence": 3, "past": 5, "total": 8}
 
 
 class Wrapper(nn.Module):
-    """Model with the interface's inputs and outputs, in order.
+    """Torch model to export, with the interface's inputs and outputs, in order.
 
     The KV cache is a flat list of tensors, because torch.export accepts no cache object.
     """
@@ -37,12 +37,13 @@ class Wrapper(nn.Module):
         self.outputs = tuple(p.name for p in ports.outputs[: len(ports.outputs) - 2 * ports.layers])
 
     def _typed(self, tensor: Tensor) -> Tensor:
-        """Cast an input of floats, such as an image in float32, to the model's float type."""
+        """Cast an input of floats of the model to export, such as an image in float32, to the
+        model's float type."""
         own = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         return tensor.to(own) if tensor.is_floating_point() else tensor
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run the model; returns the contract's outputs in float32, then the KV cache."""
+        """Run the model to export; returns the contract's outputs in float32, then the KV cache."""
         arguments: dict[str, Any] = {
             n: self._typed(t) for n, t in zip(self.inputs, tensors, strict=False)
         }
@@ -59,7 +60,7 @@ class Wrapper(nn.Module):
 
 
 def export(model: nn.Module, ports: Interface, longest: int, opset: int) -> ir.Model:
-    """Trace `model` in its own dtype.
+    """Trace the torch model `model` in its own dtype to a float ONNX graph.
 
     ports: names and axes of inputs and outputs; axis names become dynamic dimensions
     longest: maximum tokens that the model takes

@@ -67,7 +67,8 @@ def check_padding(
 
 
 def _real(value: Array, real: Array) -> Array:
-    """Select the tokens of `value` that are not padding, (tokens, width), in float64."""
+    """Select the tokens of the exported graph's output `value` that are not padding, (tokens,
+    width), in float64."""
     of_tokens = value.ndim > 2 and value.shape[:2] == real.shape
     return (value[real] if of_tokens else value).astype(np.float64)
 

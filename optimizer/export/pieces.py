@@ -102,7 +102,8 @@ def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
 
 
 def _cut(model: ir.Model, inputs: list[str], outputs: list[str]) -> ir.Graph:
-    """Cut the part of the graph between these tensors. Raises OptimizeError where others enter."""
+    """Cut out the part of the exported graph between these tensors. Raises OptimizeError where
+    others enter."""
     try:
         graph = ir.convenience.extract(model.graph, inputs, outputs)
     except ValueError as e:
@@ -114,8 +115,8 @@ def _cut(model: ir.Model, inputs: list[str], outputs: list[str]) -> ir.Graph:
 
 
 def _run(graph: ir.Graph, path: Path, ir_version: int, arrays: Arrays) -> Arrays:
-    """Run a piece of the graph at `path` on `arrays`; return {output: array}. Its weights stay in
-    the graph's file."""
+    """Run a piece of the exported graph at `path` on `arrays`; return {output: array}. Its weights
+    stay in the graph's file."""
     piece = path.with_name("piece.onnx")
     try:
         ir.save(ir.Model(graph, ir_version=ir_version), piece)

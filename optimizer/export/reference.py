@@ -43,8 +43,8 @@ def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def _input_embedding(model: Any) -> nn.Module | None:
-    """The table in which a model looks up its inputs; None for one that reads images, of which some
-    classes of transformers raise an error."""
+    """The table in which a model that is exported looks up its inputs; None for one that reads
+    images, of which some classes of transformers raise an error."""
     if not any(isinstance(m, nn.Embedding) for m in model.modules()):
         return None
     try:
@@ -55,7 +55,8 @@ def _input_embedding(model: Any) -> nn.Module | None:
 
 
 def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tensor]) -> None:
-    """Hook the module `owner` so that its parameters are in memory during a call only.
+    """Hook the module `owner` of the export's reference so that its parameters are in memory during
+    a call only.
 
     names: {attribute of the module: parameter}
     """
@@ -80,8 +81,8 @@ def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tenso
 def _large_forward(
     owner: nn.Module, names: Mapping[str, str], values: Values
 ) -> Callable[[Tensor], Tensor] | None:
-    """Return the forward function, reading some rows at a time, of an embedding or linear layer
-    without bias whose weight is large; None for any other module."""
+    """Return, for the export's reference, the forward function, reading some rows at a time, of an
+    embedding or linear layer without bias whose weight is large; None for any other module."""
     weight = getattr(owner, "weight", None)
     if not isinstance(weight, Tensor) or weight.numel() <= ROWS_OF:
         return None
@@ -92,14 +93,14 @@ def _large_forward(
 
 
 def _look_up(values: Values, name: str, ids: Tensor) -> Tensor:
-    """Read rows `ids` of an embedding from the checkpoint."""
+    """Read rows `ids` of an embedding from the checkpoint, for the export's reference."""
     unique, places = torch.unique(ids, return_inverse=True)
     return nn.functional.embedding(places, values.stored(name)[unique].float())
 
 
 def _multiply(values: Values, name: str, x: Tensor) -> Tensor:
-    """Multiply x by a linear layer's weight from the checkpoint, some rows of the weight at a
-    time."""
+    """Multiply x in the export's reference by a linear layer's weight from the checkpoint, some
+    rows of the weight at a time."""
     return torch.cat([nn.functional.linear(x, rows) for rows in read_rows(values, name)], dim=-1)
 
 

@@ -14,7 +14,8 @@ MODULE = "module"
 
 
 def module_of(node: ir.Node) -> str:
-    """Return the checkpoint's name of the module that a node came from; "" for the model itself.
+    """Return the checkpoint's name of the module that a node of the exported graph came from; ""
+    for the model itself.
 
     Read from the exporter's scopes (a list from the root to the operator) or, once named, from
     the node's own metadata.

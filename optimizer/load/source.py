@@ -118,7 +118,6 @@ def expand_path(name: str, base: str = "") -> Path:
     """Return `name`, the recipe's model.source, as a path with ~ expanded, existing or not. base:
     folder where a relative one starts; "" for the current one. Raises CheckpointError for text that
     cannot be a path: too long, or in the home of an unknown user.
-    path: too long, or in the home of an unknown user.
     """
     try:
         path = Path(base) / Path(name).expanduser()
@@ -199,7 +198,6 @@ def list_files(source: Source) -> list[Path]:
     """List, sorted, the paths of all files below the source's folder, without hidden files and
     Python's caches. Raises CheckpointError for a link out of the source, and for a file that is too
     large.
-    Raises CheckpointError for a link out of the source, and for a file that is too large.
     """
     paths = []
     for path in sorted(source.folder.rglob("*")):

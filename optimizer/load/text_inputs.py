@@ -227,7 +227,6 @@ def _padded_to(d: Described, tokenizer: Any, positions: int | None) -> int | Non
 def _padding_of_classifier(d: Described, tokenizer: Any) -> tuple[str, int]:
     """Return for the contract (padding token, its id) of a decoder's classifier, which reads the
     last token of another id. Raises CheckpointError without one.
-    Raises CheckpointError without one.
     """
     number = d.config.get_text_config().pad_token_id
     known = type(number) is int and number >= 0

@@ -247,7 +247,6 @@ def _add_renamed(
 ) -> set[str]:
     """Add to `file_names` the source's tensors that transformers renames to a parameter still
     without one. Returns the names of equal copies of them (a table stored once per block).
-    Returns the names of equal copies of them (a table stored once per block).
     """
     empty = places - file_names.keys()
     if not empty:

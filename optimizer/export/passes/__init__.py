@@ -11,12 +11,12 @@ from optimizer.foundation.errors import OptimizeError
 
 
 def always(_: ir.Model) -> bool:
-    """Return True: the condition of a pass that accepts every graph."""
+    """Return True: the condition of an export pass that accepts every graph."""
     return True
 
 
 class Pass(NamedTuple):
-    """One change of the graph, made in place by `apply`.
+    """One change of the exported graph, made in place by `apply`.
     requires: test of the graph before it
     ensures: test of the graph after it
     """
@@ -28,7 +28,8 @@ class Pass(NamedTuple):
 
 
 def run(model: ir.Model, passes: Iterable[Pass]) -> None:
-    """Apply the passes in order. Raises OptimizeError for a pass whose contract is broken."""
+    """Apply the passes to the exported graph in order. Raises OptimizeError for a pass whose
+    contract is broken."""
     for step in passes:
         if not step.requires(model):
             raise OptimizeError(f"the graph is not what pass {step.name!r} needs", where="export")

@@ -21,6 +21,6 @@ def read_first_cache(model: ir.Model) -> None:
 
 
 def reads_first_cache(model: ir.Model) -> bool:
-    """Test that no Shape reads the cache of a later block."""
+    """Test that no Shape of the exported graph reads the cache of a later block."""
     caches = [v for v in model.graph.inputs if is_past(str(v.name))]
     return not any(user.op_type == "Shape" for v in caches[1:] for user, _ in v.uses())

@@ -21,7 +21,7 @@ from optimizer.export.passes.transpose_weights import is_transposed, transpose_w
 
 
 def clean(model: ir.Model, values: Mapping[str, Tensor], first: Mapping[str, str]) -> ir.Model:
-    """Run every pass on `model`, in place, and return it.
+    """Run every export pass on `model`, in place, and return it.
 
     values: every parameter's value, read when the graph is written
     first: {parameter: first of its names}, the name that the initializer of tied ones gets
@@ -44,5 +44,5 @@ def clean(model: ir.Model, values: Mapping[str, Tensor], first: Mapping[str, str
 
 
 def remove_dead(model: ir.Model) -> None:
-    """Remove nodes and initializers that reach no output."""
+    """Remove nodes and initializers of the exported graph that reach no output."""
     RemoveUnusedNodesPass()(model)

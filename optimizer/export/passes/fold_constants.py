@@ -30,6 +30,7 @@ def fold(model: ir.Model, values: Mapping[str, Tensor]) -> None:
 
 
 def has_scopes(model: ir.Model) -> bool:
-    """Test that every node with a used output carries the exporter's scopes in its metadata."""
+    """Test that every node of the exported graph with a used output carries the exporter's scopes
+    in its metadata."""
     read = (n for n in model.graph if any(v.uses() for v in n.outputs))
     return all(SCOPES in node.metadata_props for node in read)

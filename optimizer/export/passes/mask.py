@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 
 def simplify_mask(model: ir.Model) -> None:
-    """Replace the attention mask's gather over all positions by an Unsqueeze, and remove an And
-    with true, in place. The stage checks the result against torch."""
+    """Simplify an exported graph: replace the attention mask's gather over all positions by an
+    Unsqueeze, and remove an And with true, in place. The stage checks the result against torch."""
     for node in list(model.graph):
         if node.op_type == "GatherND" and _gathers_everything(node):
             axes = ir.val("mask_axes", const_value=ir.tensor(np.array([1, 2]), name="mask_axes"))
@@ -31,7 +31,8 @@ def simplify_mask(model: ir.Model) -> None:
 
 
 def _gathers_everything(node: ir.Node) -> bool:
-    """Test for case 1: the GatherND's indices are a Concat of two values that are Ranges from 0."""
+    """Test for case 1 in an exported graph: the GatherND's indices are a Concat of two values that
+    are Ranges from 0."""
     concat = node.inputs[1].producer() if node.inputs[1] is not None else None
     data = node.inputs[0]
     if concat is None or concat.op_type != "Concat" or data is None or len(concat.inputs) != 2:

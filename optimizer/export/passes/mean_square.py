@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 
 def divide_by_root(model: ir.Model) -> None:
-    """Replace each product x * Reciprocal(Sqrt(v)) by the division x / Sqrt(v), in place."""
+    """Simplify an exported graph: replace each product x * Reciprocal(Sqrt(v)) by the division x /
+    Sqrt(v), in place."""
     for node in list(model.graph):
         factors = _factors(node)
         if factors is None:

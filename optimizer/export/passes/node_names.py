@@ -16,14 +16,14 @@ from optimizer.export.scopes import MODULE, module_of
 
 
 def is_alive(model: ir.Model) -> bool:
-    """Return True if every ONNX node has an output that is read, or is an output of the graph; a
-    dead node would use up a number in a name."""
+    """Return True if every node of the exported graph has an output that is read, or is an output
+    of the graph; a dead node would use up a number in a name."""
     return all(any(v.uses() or v.is_graph_output() for v in n.outputs) for n in model.graph)
 
 
 def name_nodes(model: ir.Model, parameters: Collection[str]) -> None:
-    """Rename all nodes, and all initializers but `parameters`, which have their names already, so
-    that equal models give equal files."""
+    """Rename all nodes of the exported graph, and all initializers but `parameters`, which have
+    their names already, so that equal models give equal files."""
     graph = model.graph
     fixed = {*graph.inputs, *graph.outputs, *graph.initializers.values()}
     counts: dict[str, int] = {}
@@ -50,7 +50,8 @@ def name_nodes(model: ir.Model, parameters: Collection[str]) -> None:
 
 
 def _constants(graph: ir.Graph, parameters: Collection[str]) -> list[ir.Value]:
-    """Initializers not in `parameters`, in the order in which nodes first use them."""
+    """List the exported graph's initializers not in `parameters`, in the order in which nodes first
+    use them."""
     used = [v for node in graph for v in node.inputs if v is not None and v.is_initializer()]
     return [v for v in dict.fromkeys(used) if v.name not in parameters]
 

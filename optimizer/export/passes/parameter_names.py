@@ -10,7 +10,8 @@ from optimizer.export.scopes import WRAPPED
 
 
 def find_parameter_names(model: ir.Model, first: Mapping[str, str]) -> dict[str, str]:
-    """Return {initializer: its parameter or buffer}; other initializers are constants.
+    """Return {initializer of the exported graph: its parameter or buffer}; other initializers are
+    constants.
 
     first: {parameter: first of its names}, the name that the initializer of tied ones gets
     """
@@ -20,7 +21,7 @@ def find_parameter_names(model: ir.Model, first: Mapping[str, str]) -> dict[str,
 
 
 def rename(model: ir.Model, names: Mapping[str, str]) -> None:
-    """Rename initializers: {old name: new name}."""
+    """Rename initializers of the exported graph: {old name: new name}."""
     for old, new in names.items():
         model.graph.initializers[old].name = new
 

@@ -125,7 +125,7 @@ def grow(graph: ir.Model, blocks: str, ports: Interface, count: int) -> bool:
 
 
 class Numbers:
-    """Reader of block numbers in names of modules, nodes and KV cache tensors.
+    """Reader of block numbers in an exported graph's names of modules, nodes and KV cache tensors.
 
     blocks: name of the list of blocks, such as model.layers
     """
@@ -135,18 +135,18 @@ class Numbers:
         self._pattern = re.compile(rf"^({re.escape(blocks)}|{cache})\.(\d+)(?=[./]|$)")
 
     def of(self, name: str | None) -> int | None:
-        """Return the block number in a name; None where the name has none."""
+        """Return the block number in a name of the exported graph; None where the name has none."""
         match = self._pattern.match(name or "")
         return int(match[2]) if match else None
 
     def shift(self, name: str, by: int) -> str:
-        """Return the name with `by` added to its block number."""
+        """Return the exported graph's name with `by` added to its block number."""
         return self._pattern.sub(lambda m: f"{m[1]}.{int(m[2]) + by}", name)
 
 
 @dataclass
 class BlockOutput:
-    """Value of the third block that is also an output of the model.
+    """Value of the exported graph's third block that is also an output of the model.
 
     An output's name and type differ from those of other blocks' values, which hides that the blocks
     are equal, so it takes a block's name and type while blocks are compared and repeated.
@@ -198,7 +198,8 @@ Template = list[tuple[ir.Node, list[bool]]]
 
 
 def _template(model: ir.Model, numbers: Numbers) -> Template | None:
-    """Return the third block's nodes, each with one flag per input; None where check 2 fails.
+    """Return the nodes of the exported graph's third block, each with one flag per input; None
+    where check 2 fails.
 
     A flag is True for an input that is another tensor in every block, such as a weight, False for
     one that all blocks share.
@@ -223,7 +224,7 @@ def _template(model: ir.Model, numbers: Numbers) -> Template | None:
 
 
 def _follows(before: ir.Node, node: ir.Node, numbers: Numbers) -> list[bool] | None:
-    """Compare a node with `before`, the same node of the block before it.
+    """Compare a node of the exported graph with `before`, the same node of the block before it.
 
     Returns a flag per input, True where the two read different tensors; None where the nodes differ
     in more than block numbers.
@@ -244,7 +245,8 @@ def _follows(before: ir.Node, node: ir.Node, numbers: Numbers) -> list[bool] | N
 
 
 def _leaks(node: ir.Node, numbers: Numbers) -> bool:
-    """Test that `node` is not in the last traced block and an operator outside blocks reads it."""
+    """Test that `node` of the exported graph is not in the last traced block and an operator
+    outside blocks reads it."""
     number = numbers.of(module_of(node))
     return number != TRACED - 1 and any(
         numbers.of(module_of(user)) is None for value in node.outputs for user, _ in value.uses()
@@ -293,7 +295,8 @@ def _copy(
 
 
 def _next_leaf(model: ir.Model, like: ir.Value, name: str) -> ir.Value:
-    """Make the weight or graph input `name` of a later block after `like`, the third block's."""
+    """Make, for a later block of the grown graph, the weight or graph input `name` after `like`,
+    the third block's."""
     leaf = ir.Value(name=name, type=like.type, shape=like.shape)
     if like.is_graph_input():
         return leaf
@@ -307,8 +310,8 @@ def _next_leaf(model: ir.Model, like: ir.Value, name: str) -> ir.Value:
 def _read_last(
     outside: list[ir.Node], numbers: Numbers, known: Mapping[str, ir.Value], count: int
 ) -> None:
-    """Let the nodes behind the blocks read the outputs of the last block in place of the
-    third's."""
+    """Let the nodes behind the blocks of the grown graph read the outputs of the last block in
+    place of the third's."""
     for node in outside:
         for i, value in enumerate(node.inputs):
             producer = value.producer() if value is not None else None
@@ -318,7 +321,7 @@ def _read_last(
 
 
 def _expose(model: ir.Model, ports: Interface, known: Mapping[str, ir.Value]) -> None:
-    """Set the inputs and outputs of the grown model, in the contract's order."""
+    """Set the inputs and outputs of the grown graph, in the contract's order."""
     for listed, interface in (
         (model.graph.inputs, ports.inputs),
         (model.graph.outputs, ports.outputs),

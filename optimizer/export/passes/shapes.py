@@ -19,8 +19,8 @@ Dims = list[int | str | None]
 
 
 def simplify_shapes(model: ir.Model) -> None:
-    """Replace the computed targets of Reshape and Expand by constants, in place. Nodes that no
-    longer reach an output are left for a later pass."""
+    """Simplify an exported graph: replace the computed targets of Reshape and Expand by constants,
+    in place. Nodes that no longer reach an output are left for a later pass."""
     for node in list(model.graph):
         if node.op_type not in ("Reshape", "Expand") or _is_constant(node.inputs[1]):
             continue
@@ -40,8 +40,8 @@ def simplify_shapes(model: ir.Model) -> None:
 
 
 def _reshape(source: Dims, result: Dims) -> list[int] | None:
-    """Return the constant target by which a Reshape's computed one can be replaced (case 1), or
-    None."""
+    """Return the constant target by which a Reshape's computed one in an exported graph can be
+    replaced (case 1), or None."""
     target = []
     for i, dim in enumerate(result):
         same = i < len(source) and dim is not None and dim == source[i]
@@ -52,8 +52,8 @@ def _reshape(source: Dims, result: Dims) -> list[int] | None:
 
 
 def _expand(source: Dims, result: Dims) -> list[int] | None:
-    """Return the constant target by which an Expand's computed one can be replaced (case 2), or
-    None."""
+    """Return the constant target by which an Expand's computed one in an exported graph can be
+    replaced (case 2), or None."""
     aligned: Dims = [*[1] * (len(result) - len(source)), *source]
     target: list[int] = []
     for size, dim in zip(aligned, result, strict=True):
@@ -77,7 +77,8 @@ def _dims(value: ir.Value | None) -> Dims | None:
 
 
 def _constant(model: ir.Model, numbers: list[int]) -> ir.Value:
-    """Return the initializer with these numbers, which all operators that need them share."""
+    """Return the exported graph's initializer with these numbers, which all operators that need
+    them share."""
     name = "shape_" + "_".join(map(str, numbers)).replace("-", "m")
     value = model.graph.initializers.get(name)
     if value is None:

@@ -14,8 +14,8 @@ from optimizer.export.weights import StoredInitializer
 
 
 def transpose_weights(model: ir.Model) -> None:
-    """Store the 2-D weights of MatMul and Gemm in the layout [in, out] that MatMul reads, in place,
-    so that no Transpose runs (cases 1 and 2)."""
+    """Store the 2-D weights of MatMul and Gemm in an exported graph in the layout [in, out] that
+    MatMul reads, in place, so that no Transpose runs (cases 1 and 2)."""
     for weight in list(model.graph.initializers.values()):
         if weight.shape is None or len(weight.shape) != 2:
             continue
@@ -63,7 +63,7 @@ def _gemm_to_matmul(model: ir.Model, node: ir.Node) -> None:
 
 
 def _store_transposed(weight: ir.Value) -> None:
-    """Replace an initializer's value by its transpose, computed when it is written."""
+    """Replace an exported graph's initializer by its transpose, computed when it is written."""
     tensor = weight.const_value
     assert tensor is not None
     if isinstance(tensor, StoredInitializer):
@@ -74,7 +74,8 @@ def _store_transposed(weight: ir.Value) -> None:
 
 
 def is_transposed(model: ir.Model) -> bool:
-    """Test that no 2-D initializer is left that `transpose_weights` would store transposed."""
+    """Test that the exported graph has no 2-D initializer left that `transpose_weights` would store
+    transposed."""
     weights = [v for v in model.graph.initializers.values() if v.shape and len(v.shape) == 2]
     readers = [(w, [node for node, _ in w.uses()]) for w in weights]
     return not any(

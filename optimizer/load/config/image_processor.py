@@ -79,8 +79,6 @@ def open_processor(files: Path) -> Any:
     """Open the image processor of a source's folder `files`, as transformers computes it with
     Pillow and numpy. Raises CheckpointError for damaged files, MachineError without Pillow or for
     torchvision only.
-    Raises CheckpointError for damaged files, MachineError without Pillow or for torchvision
-    only.
     """
     image_file.import_pillow()
     from transformers import AutoImageProcessor
@@ -112,7 +110,6 @@ def _overrides_steps(processor: Any) -> bool:
 def _steps(processor: Any, channels: int, where: Path) -> ImageSettings:
     """Read from the source's image processor the settings of the steps that most image processors
     share, where they are switched on: resize, centre crop, rescale, normalize.
-    on: resize, centre crop, rescale, normalize.
     """
     resize = _size(processor, "size", where) if processor.do_resize else None
     crop = None
@@ -158,7 +155,6 @@ def _warped(processor: Any, channels: int, where: Path) -> ImageSettings:
     """Read the settings of an image processor that resizes without a crop, for the contract.
     Refuses one whose sizes depend on the image: a batch would pad the smaller ones, and a graph
     here has one size.
-    image: a batch would pad the smaller ones, and a graph here has one size.
     """
     size = {k: v for k, v in dict(getattr(processor, "size", None) or {}).items() if v}
     sides = int(size.get("height") or 0), int(size.get("width") or 0)

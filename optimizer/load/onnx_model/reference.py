@@ -42,7 +42,6 @@ def answers(
     """Run the ONNX file that is loaded in ONNX Runtime: ([outputs of each row alone], outputs of
     all rows together). Raises CheckpointError for a file that it does not run. model: the file's
     content
-    Raises CheckpointError for a file that it does not run. model: the file's content
     """
     inputs = ports.draw(ROWS)
     try:

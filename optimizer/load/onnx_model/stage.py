@@ -199,8 +199,6 @@ def _resize_as_before(converted: onnx.ModelProto) -> None:
     """Give each Resize of a converted ONNX file the coordinates of Upsample and of opset 10, which
     the converter leaves out: the position of the nearest pixel is rounded down in an enlarged
     image, up in a reduced one.
-    out: the position of the nearest pixel is rounded down in an enlarged image, up in a
-    reduced one.
     """
     values = {t.name: numpy_helper.to_array(t) for t in converted.graph.initializer}
     for node in converted.graph.node:

@@ -92,7 +92,6 @@ def state(checkpoint: QuantizedTensors, names: Mapping[str, str]) -> CompressedS
     """Return a quantized source's weights as integers, read one by one. names: {parameter of the
     model: name in the files}. Raises CheckpointError for a quantized weight that `names` lacks or
     that is not a linear's.
-    Raises CheckpointError for a quantized weight that `names` lacks or that is not a linear's.
     """
     paired = {p: n for p, n in names.items() if n in checkpoint.weights}
     lost = sorted(set(checkpoint.weights) - set(paired.values()))
@@ -154,7 +153,6 @@ def write_state(folder: Path, names: Mapping[str, str], out: Path) -> None:
 def _quantization_config(folder: Path) -> dict[str, Any]:
     """Read the object quantization_config of a quantized source, or the file that older tools
     wrote; {} for a float folder. Raises CheckpointError for a value that is not an object.
-    Raises CheckpointError for a value that is not an object.
     """
     config = read_json(folder / "config.json").get("quantization_config")
     if config and not isinstance(config, dict):

@@ -102,8 +102,6 @@ def check_grouping(
     """Check the groups of a quantized checkpoint that is loaded: return ("group", inputs per group)
     or ("channel", None), for `groups` scales per row. group_size: the config's, -1 for one group,
     None for unknown. Raises CheckpointError for another size.
-    group_size: the config's, -1 for one group, None for unknown. Raises CheckpointError for another
-    size.
     """
     if not divides(groups, inputs):
         raise module.wrong(

@@ -68,7 +68,6 @@ def _parts(
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
     """Add the initializers of a quantized embedding's table to the graph that is lowered, in the
     layout of its granularity (cases 1 to 3). Returns integers, scale, and zero point or None.
-    Returns integers, scale, and zero point or None.
 
     parameter: name of the table
     """

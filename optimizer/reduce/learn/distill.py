@@ -51,8 +51,8 @@ class TrainingTexts:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Return the length of each text in tokens, after the truncation of `batch`. Sorting by
-        characters instead would leave a quarter of a batch to padding."""
+        """Return the length of each training text in tokens, after the truncation of `batch`.
+        Sorting by characters instead would leave a quarter of a batch to padding."""
         if not isinstance(self.rows[0], datasets.Sample):
             return [self.sequence_length] * len(self.rows)
         limit = min(self.sequence_length, tasks.longest(self.contract))
@@ -291,7 +291,7 @@ def _mean(
     judged: Sequence[tuple[Batch, Tensor | None]],
     processes: Processes = ALONE,
 ) -> dict[str, float]:
-    """Return {loss: mean over all texts} of the student.
+    """Return {loss: mean over all texts} of the student that is trained.
 
     judged: [(batch, label ids or None)] of held-out texts
     """

@@ -282,7 +282,8 @@ class TeacherAndStudent:
 
 
 def _in_float32(answer: Any) -> Any:
-    """Convert a model's output to float32, because a loss subtracts nearly equal numbers."""
+    """Convert an output of teacher or student to float32, because a loss subtracts nearly equal
+    numbers."""
     for name, value in answer.items():
         if isinstance(value, Tensor):
             answer[name] = value.float()

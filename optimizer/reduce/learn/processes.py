@@ -22,8 +22,8 @@ from optimizer.store import package_version
 
 
 def choose_device(section: Learning) -> torch.device:
-    """Return the device of this process's models. Raises MachineError for a GPU that torch cannot
-    use."""
+    """Return the device on which this process trains its models. Raises MachineError for a GPU that
+    torch cannot use."""
     return torch_device.resolve(section.device, f"{section.PLACE}.device")
 
 

@@ -102,7 +102,8 @@ def learn(
     compressed: Path,
     progress: Path,
 ) -> tuple[Distilled, Trained]:
-    """Train, alone or as one of several processes; returns the result and the trained model."""
+    """Train the compressed model by qat, alone or as one of several processes; returns the result
+    and the trained model."""
     split = draw_learned_texts(section.qat, section.data, reference, progress)
     pair, model = opened(section, reference, base, state.read(compressed), processes.device)
     return distill(pair, section.qat, split, progress, processes=processes), model
@@ -137,8 +138,8 @@ def opened(
 
 
 def _rows(model: Trained, base: Path, compressed: Path) -> list[ModuleRow]:
-    """Return the rows of modules.json from compress, without its measurements of modules that were
-    trained."""
+    """Return the rows of modules.json after qat: from compress, without its measurements of modules
+    that were trained."""
     tensors = open_checkpoint(base).tensors
     values, rows = model.values, []
     for row in module_rows.read(compressed):
@@ -161,7 +162,7 @@ def _rows(model: Trained, base: Path, compressed: Path) -> list[ModuleRow]:
 
 
 def files(section: QuantizationAware) -> Mapping[str, str]:
-    """Return {name: digest} of the data that the stage reads besides its inputs."""
+    """Return {name: digest} of the data that stage qat reads besides its inputs."""
     from optimizer.data.datasets import digest_rows
 
     return {"qat.data": digest_rows(section.data)}
@@ -170,7 +171,7 @@ def files(section: QuantizationAware) -> Mapping[str, str]:
 def shapes(
     _section: QuantizationAware, _reference: Shapes, base: Shapes, _compressed: Shapes
 ) -> Shapes:
-    """Return the shapes of the written tensors, which are those of `base`."""
+    """Return the shapes of the tensors that qat writes, which are those of `base`."""
     return base
 
 

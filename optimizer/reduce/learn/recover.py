@@ -75,7 +75,8 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
 def learn(
     processes: Processes, section: Recovery, reference: Path, smaller: Path, progress: Path
 ) -> tuple[Distilled, ProductSettings]:
-    """Train, with checkpoints in `progress`; returns the result and the chosen type of products."""
+    """Train the smaller model by distillation, with checkpoints in `progress`; returns the result
+    and the chosen type of products."""
     split = draw_learned_texts(section.recover, section.data, reference, progress)
     pair = open_pair(reference, smaller, read_kept(smaller), section.recover.losses)
     pair = replace(pair, from_nothing=is_initialized(smaller)).to(processes.device)
@@ -120,14 +121,14 @@ def read_kept(folder: Path) -> Kept | None:
 
 
 def files(section: Recovery) -> Mapping[str, str]:
-    """Return {name: digest} of the data that the stage reads besides its inputs."""
+    """Return {name: digest} of the data that stage recover reads besides its inputs."""
     from optimizer.data.datasets import digest_rows
 
     return {"reduce.recover.data": digest_rows(section.data)}
 
 
 def shapes(_section: Recovery, _reference: Shapes, smaller: Shapes) -> Shapes:
-    """Return the shapes of the written tensors, which are those of `smaller`."""
+    """Return the shapes of the tensors that recover writes, which are those of `smaller`."""
     return smaller
 
 

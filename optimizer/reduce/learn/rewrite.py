@@ -18,8 +18,8 @@ BESIDE = ("contract.json", "source.json")
 
 
 def rewrite(source: Path, values: Mapping[str, Tensor], out: Path) -> None:
-    """Copy a checkpoint to `out` with new values of some tensors, stored as float32 so that trained
-    values are not rounded.
+    """Write the trained checkpoint: copy one to `out` with new values of some tensors, stored as
+    float32 so that trained values are not rounded.
 
     source: folder of load
     values: {parameter: float32 values}; linear weights as (out, in)

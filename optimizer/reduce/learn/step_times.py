@@ -51,8 +51,8 @@ def choose_products(
 def time_steps(
     section: Recover, pair: TeacherAndStudent, learned: TrainingTexts, processes: Processes = ALONE
 ) -> Seconds:
-    """Time training steps on this process's share of the first batch; return {precision: seconds
-    per step}. Parameters keep their values."""
+    """Time training steps (recovery or qat) on this process's share of the first batch; return
+    {precision: seconds per step}. Parameters keep their values."""
     indices = choose_batch(0, learned.lengths, section.batch_size, section.seed)
     batch = learned.batch(processes.share(indices)[: choose_rows_at_once(pair, section)])
     weights = LossWeights(hidden=0.0, attention=section.losses.attention)

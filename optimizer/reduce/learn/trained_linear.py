@@ -25,8 +25,9 @@ from optimizer.foundation.state import (
 
 
 class TrainedLinear(nn.Module):
-    """Linear layer y = quantize(x * factor) W^T + b whose weight, scales, input range and bias are
-    trained. It computes the same bits as simulate.QuantLinear does from `quantized` and `covered`.
+    """Linear layer that qat trains, y = quantize(x * factor) W^T + b, whose weight, scales, input
+    range and bias are trained. It computes the same bits as simulate.QuantLinear does from
+    `quantized` and `covered`.
 
     The weight starts at the values of its integers, half a step from any other integer. The
     integers of gptq and similar methods are often not the nearest to the float weight; from the
@@ -64,7 +65,7 @@ class TrainedLinear(nn.Module):
 
     @property
     def quantized(self) -> QTensor:
-        """Current weight as integers and scales."""
+        """Current weight as integers and scales, as qat trained it so far."""
         return ste.quantize_weight(self._latent, self._scale, self.start)
 
     @property
@@ -76,7 +77,7 @@ class TrainedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Values of the quantized weight (out, in)."""
+        """Values of the quantized weight (out, in) that qat trains."""
         return ste.fake_quantize_weight(self._latent, self._scale, self.start)
 
     @property
@@ -88,8 +89,8 @@ class TrainedLinear(nn.Module):
         return self.latent if self.kept is None else self.latent * self.kept
 
     def quantize(self, x: Tensor) -> Tensor:
-        """Multiply x by the factor and fake-quantize it, with gradients; without quantization where
-        activations is None."""
+        """Multiply x by the factor and fake-quantize it, with gradients for qat; without
+        quantization where activations is None."""
         if self.factor is not None:
             x = x * self.factor
         if self.activations == "token":
@@ -104,7 +105,7 @@ class TrainedLinear(nn.Module):
 
 @dataclass(frozen=True)
 class Trained:
-    """A model that computes as a compressed state and can be trained.
+    """A model that computes as a compressed state and that qat trains.
 
     linears: quantized linears by module name
     parameters: trained parameters by name
@@ -119,7 +120,7 @@ class Trained:
     @property
     def step(self) -> tuple[float, int]:
         """Return (median of all weight scales, highest integer of the scheme that most weights
-        have)."""
+        have), by which qat scales its steps."""
         scales = torch.cat([li.start.scale.abs().flatten() for li in self.linears.values()])
         sizes: Counter[int] = Counter()
         for linear in self.linears.values():
@@ -128,8 +129,8 @@ class Trained:
 
     @property
     def state(self) -> CompressedState:
-        """Return the current compressed state, on the CPU. Its `replaced` is empty, because
-        `values` returns the folded float values."""
+        """Return the compressed state as qat trained it so far, on the CPU. Its `replaced` is
+        empty, because `values` returns the folded float values."""
         weights = {weight_name(m): linear.quantized for m, linear in self.linears.items()}
         ranges = {input_name(m): r for m, linear in self.linears.items() if (r := linear.covered)}
         return CompressedState(
@@ -143,8 +144,8 @@ class Trained:
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """Return {parameter of the checkpoint: current value, on the CPU}. For a quantized weight
-        these are the values of its integers, with the factor of its input folded back."""
+        """Return {parameter of the checkpoint: value that qat trained, on the CPU}. For a quantized
+        weight these are the values of its integers, with the factor of its input folded back."""
         values = {}
         for module, linear in self.linears.items():
             weight = linear.quantized.dequantize()
@@ -160,9 +161,9 @@ class Trained:
 
 
 def make_trainable(model: nn.Module, state: CompressedState, untouched: Collection[str]) -> Trained:
-    """Return a copy of the float `model` that computes as `state` and can be trained; `model` stays
-    as it is. Modules that read one tensor share one range, so that a runtime quantizes the tensor
-    once.
+    """Return a copy of the float `model` that computes as `state` and that qat can train; `model`
+    stays as it is. Modules that read one tensor share one range, so that a runtime quantizes the
+    tensor once.
 
     state: compressed state to start from
     untouched: names of parameters that are not trained
@@ -200,7 +201,7 @@ def make_trainable(model: nn.Module, state: CompressedState, untouched: Collecti
 
 
 def _kept(q: QTensor) -> Tensor:
-    """Return a mask (out, in) of the integers that differ from the zero point."""
+    """Return a mask (out, in) of the integers that differ from the zero point, which qat keeps."""
     if q.zero_point is None:
         return q.integers != 0
     out, groups = q.scale.shape
@@ -211,9 +212,9 @@ def _kept(q: QTensor) -> Tensor:
 def _shared_range(
     linears: Mapping[str, TrainedLinear], module: str, state: CompressedState
 ) -> nn.Parameter | None:
-    """Return the range parameters of the first module in the block that reads the same tensor as
-    `module`, which may be `module` itself; None without a static range. Modules with equal range
-    and factor are taken to read the same tensor."""
+    """Return the range parameters that qat trains of the first module in the block that reads the
+    same tensor as `module`, which may be `module` itself; None without a static range. Modules with
+    equal range and factor are taken to read the same tensor."""
     linear, block = linears[module], module.rpartition(".")[0].rpartition(".")[0]
     for name, reader in linears.items():
         alike = name.startswith(f"{block}.") and reader.start_range == linear.start_range

@@ -39,7 +39,7 @@ LONGEST_GRADIENT = 2.0  # gradients are clipped at this multiple of their mean l
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options of a training, mostly as in recipe/recover.py.
+    """Options of a training (recovery or qat), mostly as in recipe/recover.py.
 
     max_seconds: time limit; None: no limit
     rates: {parameter: its own learning rate}
@@ -69,7 +69,7 @@ class TrainingOptions:
         return self.where.rpartition(".")[2]
 
     def rate(self, parameter: str) -> float:
-        """Return the highest learning rate of a parameter over the schedule."""
+        """Return the highest learning rate of a trained parameter over the schedule."""
         share = self.shares.get(parameter, 1.0)
         return self.rates.get(parameter, self.learning_rate * share)
 
@@ -108,8 +108,8 @@ def train(
     folder: Path,
     processes: Processes = ALONE,
 ) -> Curve:
-    """Train `parameters`, which have the best values afterwards. Raises CheckpointError for a loss
-    or gradient that is not finite.
+    """Train `parameters` of a student or a compressed model, which have the best values afterwards.
+    Raises CheckpointError for a loss or gradient that is not finite.
 
     Several processes that call this together leave a checkpoint of the end, from which the same
     call of a process alone restores the values.
@@ -227,7 +227,7 @@ class _Run:
 
     @torch.no_grad()
     def _update(self, name: str, gradient: Tensor) -> None:
-        """Update one parameter by Adam (Kingma and Ba 2015, algorithm 1)."""
+        """Update one trained parameter by Adam (Kingma and Ba 2015, algorithm 1)."""
         m, v = self.first[name], self.second[name]
         m.lerp_(gradient, 1 - BETAS[0])
         v.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
@@ -299,7 +299,7 @@ class _Run:
             )
 
     def place_best(self) -> None:
-        """Copy the best weights into the parameters."""
+        """Copy the best weights of the training into the parameters."""
         for name, p in self.parameters.items():
             p.data.copy_(self.best[name])
 
@@ -332,7 +332,7 @@ class _Run:
             yield f"best/{name}", self.best[name].cpu()
 
     def restored(self) -> bool:
-        """Restore the checkpoint of an earlier run; return False without one."""
+        """Restore the training's checkpoint of an earlier run; return False without one."""
         from safetensors import safe_open
 
         folder = self.folder / "checkpoint"
@@ -367,5 +367,6 @@ class _Run:
 
 
 def identify(options: TrainingOptions) -> dict[str, Any]:
-    """Return {option: value} of the options that change the weights: all but keep_seconds."""
+    """Return {option: value} of the training options that change the weights: all but
+    keep_seconds."""
     return {k: v for k, v in asdict(options).items() if k != "keep_seconds"}

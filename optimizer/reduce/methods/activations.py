@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def measure_importance(mean_absolute: Tensor, columns: Tensor, units: int) -> Tensor:
-    """Return the importance of each unit, (units,): the sum over its inputs of mean |x_j| * |W_j|.
+    """Measure the importance of each unit that may be removed, (units,): the sum over its inputs of
+    mean |x_j| * |W_j|.
 
     mean_absolute: mean over tokens of the layer's |inputs| (in,)
     columns: weight of the layer (out, in)

@@ -15,7 +15,7 @@ SPAN = 32  # batches: enough that lengths in one differ little, few enough that 
 
 
 def choose_batch(step: int, lengths: Sequence[int], batch_size: int, seed: int) -> list[int]:
-    """Return the indices of the texts in the batch of a step.
+    """Return the indices of the texts in the batch of a training step.
 
     step: number of the step
     lengths: length of every text in tokens
@@ -28,7 +28,7 @@ def choose_batch(step: int, lengths: Sequence[int], batch_size: int, seed: int) 
 
 
 def count_steps(texts: int, batch_size: int) -> int:
-    """Return the number of steps of an epoch, in which every text is used at most once."""
+    """Return the number of training steps of an epoch, in which every text is used at most once."""
     if texts < batch_size:
         raise ValueError(f"{texts} texts are fewer than a batch of {batch_size}")
     return texts // batch_size

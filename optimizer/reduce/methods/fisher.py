@@ -12,7 +12,8 @@ from torch import Tensor
 
 
 def measure_importance(gradients: Tensor) -> Tensor:
-    """Compute the importance of each unit, (units,): the diagonal of the Fisher information F.
+    """Measure the importance of each unit that may be removed, (units,): the diagonal of the Fisher
+    information F.
 
     gradients: (texts, units)
     """

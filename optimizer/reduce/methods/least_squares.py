@@ -9,8 +9,8 @@ DAMPING = 0.01  # share of the mean second moment, as quantize.gptq.damping
 
 
 def solve_weights(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:
-    """Compute the weights V (out, kept), float64, that minimise |V x_k - W f|^2 over tokens, with
-    damping towards W:
+    """Adjust a layer that lost inputs: compute the weights V (out, kept), float64, that minimise |V
+    x_k - W f|^2 over tokens, with damping towards W:
 
         V = (W C_k + d W_k) (H_kk + d)^-1       d = DAMPING * mean diagonal of H_kk
 
@@ -32,8 +32,9 @@ def solve_weights(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) 
 
 
 def solve_factors(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:
-    """Compute weights (out, kept), float64, that are the kept columns scaled by factors m. The
-    factors minimise the error of `solve_weights` (mask tuning of Kwon et al. 2022, section 4.3):
+    """Adjust a layer that lost inputs: compute weights (out, kept), float64, that are the kept
+    columns scaled by factors m. The factors minimise the error of `solve_weights` (mask tuning of
+    Kwon et al. 2022, section 4.3):
 
         (W_k^T W_k * H_kk + d) m = (W_k^T W * C_k^T) 1 + d        * between matrices: elementwise
 
@@ -59,8 +60,8 @@ def choose_damping(hessian: Tensor, kept: Tensor) -> float:
 
 
 def output_error(kept_weight: Tensor, weight: Tensor, hessian: Tensor, kept: Tensor) -> float:
-    """Return the sum over tokens of |V x_k - W x|^2, both on the inputs x that `hessian` was summed
-    over."""
+    """Measure the error of a layer that lost inputs: the sum over tokens of |V x_k - W x|^2, both
+    on the inputs x that `hessian` was summed over."""
     difference = -weight.double()
     difference[:, kept] += kept_weight.double()
     return float(((difference @ hessian.double()) * difference).sum())

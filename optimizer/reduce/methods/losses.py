@@ -24,8 +24,8 @@ ROWS = 1024  # rows of logits at once: each is as long as the vocabulary
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """Mean over rows of KL(teacher || student) of logits (rows, classes) / temperature, times the
-    squared temperature, which keeps the size of the gradient."""
+    """Distillation loss: mean over rows of KL(teacher || student) of logits (rows, classes) /
+    temperature, times the squared temperature, which keeps the size of the gradient."""
     total = student.new_zeros(())
     for s, t in zip(student.split(ROWS), teacher.split(ROWS), strict=True):
         log_q = (s / temperature).log_softmax(-1)
@@ -35,20 +35,20 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Te
 
 
 def difference(student: Tensor, teacher: Tensor) -> Tensor:
-    """Half the mean squared difference, for models that answer with numbers."""
+    """Distillation loss: half the mean squared difference, for models that answer with numbers."""
     return (student - teacher.detach()).square().mean() / 2
 
 
 def direction(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean over rows of 1 - cosine of vectors (rows, width), computed as half the squared distance
-    of the unit vectors, which is exactly 0 where they agree."""
+    """Distillation loss: mean over rows of 1 - cosine of vectors (rows, width), computed as half
+    the squared distance of the unit vectors, which is exactly 0 where they agree."""
     s, t = functional.normalize(student, dim=-1), functional.normalize(teacher, dim=-1)
     return (s - t.detach()).square().sum(-1).mean() / 2
 
 
 def relations(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean squared difference of the cosines of all pairs of rows; 0 for fewer than two rows.
-    student and teacher (rows, width); the widths may differ."""
+    """Distillation loss: mean squared difference of the cosines of all pairs of rows, of student
+    and teacher (rows, width), whose widths may differ; 0 for fewer than two rows."""
     rows = len(student)
     if rows < 2:
         return student.sum() * 0
@@ -58,8 +58,8 @@ def relations(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def hidden(student: Tensor, teacher: Tensor, real: Tensor) -> Tensor:
-    """Mean over real tokens of |student - teacher|^2 / |teacher|^2, so that the massive activations
-    of a few tokens do not dominate.
+    """Distillation loss: mean over real tokens of |student - teacher|^2 / |teacher|^2, so that the
+    massive activations of a few tokens do not dominate.
 
     student, teacher: (batch, sequence, width)
     real: mask of real tokens (batch, sequence) bool
@@ -70,7 +70,8 @@ def hidden(student: Tensor, teacher: Tensor, real: Tensor) -> Tensor:
 
 
 def attention(student: Tensor, teacher: Tensor, real: Tensor) -> Tensor:
-    """Mean over heads and real queries of KL(teacher || student) of attention probabilities.
+    """Distillation loss: mean over heads and real queries of KL(teacher || student) of attention
+    probabilities.
 
     student, teacher: (batch, heads, query, key)
     real: mask of real queries (batch, query) bool
@@ -82,7 +83,8 @@ def attention(student: Tensor, teacher: Tensor, real: Tensor) -> Tensor:
 
 
 def pool(states: Tensor, real: Tensor, poolings: Sequence[str]) -> Tensor:
-    """Pooled vectors (batch, width) of hidden states (batch, sequence, width), joined in order.
+    """Pool hidden states (batch, sequence, width) of teacher or student to vectors (batch, width),
+    joined in order.
 
     real: mask of real tokens (batch, sequence) bool, padding on the right
     poolings: names of harness/contract.py's POOLINGS

@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 def measure_importance(rows: Sequence[Tensor], columns: Tensor, units: int) -> Tensor:
-    """Return the sum of the squares of each unit's weights, (units,).
+    """Measure the importance of each unit that may be removed: the sum of the squares of its
+    weights, (units,).
 
     rows: weights that compute the units (units * n, in), a unit's n rows adjacent
     columns: weight that reads the units (out, units * m)

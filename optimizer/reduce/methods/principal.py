@@ -39,7 +39,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Principal:
-    """Principal components of hidden states.
+    """Principal components of a teacher's or student's hidden states.
 
     mean: (width,)
     directions: orthonormal columns (width, count), the largest variance first; columns beyond
@@ -53,7 +53,8 @@ class Principal:
 
 
 def find_components(sums: Sums, count: int) -> Principal:
-    """Compute the first `count` components. Raises ValueError without rows."""
+    """Compute the first `count` principal components of hidden states, to map widths of student and
+    teacher. Raises ValueError without rows."""
     if not sums.rows:
         raise ValueError("no rows")
     mean = sums.total / sums.weight

@@ -21,7 +21,7 @@ STEPS = 512  # maximum number of times that costs are computed
 
 
 def choose(weight: Tensor, hessian: Tensor, cross: Tensor, units: int, keep: int) -> Tensor:
-    """Return the units to keep, (keep,), ascending.
+    """Choose the units of a layer to keep while other weights compensate, (keep,), ascending.
 
     weight: (out, in), whose inputs are `units` groups of adjacent columns
     hessian, cross: (in, in), see least_squares.solve_weights
@@ -44,7 +44,8 @@ def choose(weight: Tensor, hessian: Tensor, cross: Tensor, units: int, keep: int
 
 
 def _costs(W: Tensor, inverse: Tensor, units: int) -> Tensor:
-    """Compute the error of the layer's outputs that removing each unit causes, (units,)."""
+    """Compute the error of the layer's outputs that removing each unit (neuron or head) causes,
+    (units,)."""
     size = len(inverse) // units
     if size == 1:
         return W.square().sum(0) / inverse.diagonal()
@@ -56,8 +57,8 @@ def _costs(W: Tensor, inverse: Tensor, units: int) -> Tensor:
 
 
 def _leave_out(W: Tensor, inverse: Tensor, columns: Tensor) -> None:
-    """Remove columns from W and the inverse Hessian in place. They keep 1 on the diagonal, so that
-    later blocks can be solved."""
+    """Remove a unit's columns from W and the inverse Hessian in place. They keep 1 on the diagonal,
+    so that later blocks can be solved."""
     rows = inverse[columns]
     part = torch.linalg.solve(rows[:, columns], rows)
     W -= W[:, columns] @ part

@@ -162,7 +162,8 @@ def by_activations(layout: ReducedCheckpoint, batches: Sequence[Batch], progress
 
 
 def _shares(absolute: Tensor, weight: Tensor) -> Tensor:
-    """Return the share of each input in a layer's output, by squares, (in,); they sum to 1.
+    """Return the share of each hidden channel in a layer's output, by squares, (in,); they sum to
+    1.
 
     absolute: sums of |input| (in,)
     weight: (out, in)

@@ -135,7 +135,8 @@ class LatencyTable:
 
     @property
     def outside(self) -> float:
-        """Share of the time outside the blocks, by least squares: r = o + (1 - o) b / B."""
+        """Share of a model's time outside the blocks, which no reduction saves, by least squares: r
+        = o + (1 - o) b / B."""
         fewer = [
             (t.sizes.blocks / self.full.blocks, t.ratio / self.whole)
             for t in self.entries
@@ -162,9 +163,9 @@ class LatencyTable:
 
 
 def _rising(values: Sequence[float]) -> list[float]:
-    """Fit measured times by values that do not fall from one size to the next larger (isotonic
-    least squares): max over i <= k of min over j >= k of the mean of values[i..j] (Barlow et al.
-    1972)."""
+    """Fit measured times of smaller models by values that do not fall from one size to the next
+    larger (isotonic least squares): max over i <= k of min over j >= k of the mean of values[i..j]
+    (Barlow et al. 1972)."""
     count = range(len(values))
     return [
         max(min(float(np.mean(values[i : j + 1])) for j in count[k:]) for i in count[: k + 1])

@@ -11,7 +11,8 @@ from torch import Tensor
 
 @dataclass
 class Moments:
-    """Sums over real tokens: inputs x in the smaller model and f in the float one.
+    """Sums over real tokens, by which units are removed: inputs x in the smaller model and f in the
+    float one.
 
     hessian: sum of x x^T (in, in)
     cross: sum of f x^T (in, in)
@@ -27,7 +28,7 @@ class Moments:
 
     @staticmethod
     def empty(width: int, *, products: bool) -> Moments:
-        """Return sums over no tokens.
+        """Return sums over no tokens, for a layer that is to lose units.
 
         width: number of inputs of the layer
         products: True to sum hessian and cross as well
@@ -38,7 +39,7 @@ class Moments:
         return Moments(first, second, a, b, c)
 
     def add(self, x: Tensor, f: Tensor | None) -> None:
-        """Add the inputs of some tokens to the sums.
+        """Add the inputs of some tokens to the sums of a layer that is to lose units.
 
         x: inputs in the smaller model (tokens, in), float32
         f: inputs in the float model (tokens, in), float32; None: hessian and cross are not summed

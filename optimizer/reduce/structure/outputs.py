@@ -26,7 +26,8 @@ from optimizer.reduce.structure.layout import ReducedCheckpoint
 
 @dataclass(frozen=True)
 class LayersOutsideBlocks:
-    """The layers of a model outside its blocks, with weights inside the context of `open_outputs`.
+    """The layers of a model that is reduced outside its blocks, with weights inside the context of
+    `open_outputs`.
 
     beside: values that a block returns besides the hidden states; None: it returns only these
     """
@@ -36,8 +37,9 @@ class LayersOutsideBlocks:
     beside: tuple[Any, ...] | None
 
     def answers(self, batch: Batch, real: Tensor, hidden: Tensor) -> Tensor:
-        """Compute answers (texts, rows, width) from the output of the last block: logits per token
-        or per text, or embeddings, normalized where the contract requires it.
+        """Compute answers (texts, rows, width) of the model that is reduced from the output of the
+        last block: logits per token or per text, or embeddings, normalized where the contract
+        requires it.
 
         real: mask of real tokens (texts, sequence) bool
         hidden: output of the last block (texts, sequence, features)
@@ -80,8 +82,8 @@ class LayersOutsideBlocks:
         return vectors
 
     def distance(self, reference: Tensor, answers: Tensor, real: Tensor) -> Tensor:
-        """Return the distance (rows,) per real token or per text: KL of logits in nats, squared
-        difference of numbers, or 1 - cosine."""
+        """Measure how far removing blocks or units moves answers, (rows,) per real token or per
+        text: KL of logits in nats, squared difference of numbers, or 1 - cosine."""
         keep = real if reference.shape[1] == real.shape[1] else real.any(1, keepdim=True)
         one, other = reference[keep], answers[keep]
         if self.is_regression:
@@ -112,13 +114,13 @@ class LayersOutsideBlocks:
 
     @property
     def is_regression(self) -> bool:
-        """True for a regression, whose outputs are numbers and not logits."""
+        """True for a regression that is reduced, whose outputs are numbers and not logits."""
         one = len(self.contract.labels or ()) == 1
         return self.contract.activation == "identity" or one
 
     @property
     def classifies(self) -> bool:
-        """True where answers are logits."""
+        """True where answers of the model that is reduced are logits."""
         task = tasks.look_up(self.contract)
         return bool(task.classifies or task.generates or task.fills)
 
@@ -142,8 +144,8 @@ def open_outputs(layout: ReducedCheckpoint, batch: Batch) -> Iterator[LayersOuts
 
 
 def _values_beside(layout: ReducedCheckpoint, batch: Batch) -> tuple[Any, ...] | None:
-    """Run the first block on one text; return the values that it returns besides the hidden states,
-    None if it returns only these."""
+    """Run the first block of the model that is reduced on one text; return the values that it
+    returns besides the hidden states, None if it returns only these."""
     outputs: list[Any] = []
     first: Any = layout.source.model.get_submodule(layout.blocks[0])
     run = first.forward
@@ -164,7 +166,7 @@ def _values_beside(layout: ReducedCheckpoint, batch: Batch) -> tuple[Any, ...] |
 
 
 class _FirstBlockDone(Exception):
-    """Raised once the first block has run, to skip the others."""
+    """Raised once the first block of the model that is reduced has run, to skip the others."""
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from optimizer.recipe.reduce import Goal
 
 @dataclass(frozen=True)
 class Sizes:
-    """Number of blocks, and of neurons and key/value heads in each block."""
+    """Number of blocks, and of neurons and key/value heads in each block, that a smaller model
+    keeps."""
 
     blocks: int
     ffn: int
@@ -52,12 +53,12 @@ class SizeChoices:
         return Sizes(min(self.blocks), min(self.ffn), min(self.heads))
 
     def in_blocks(self, sizes: Sizes) -> int:
-        """Return the number of parameters in the blocks."""
+        """Return the number of parameters in the blocks of a model of these sizes."""
         per_block = self.fixed + sizes.ffn * self.each_ffn + sizes.heads * self.each_heads
         return sizes.blocks * per_block
 
     def parameters(self, sizes: Sizes) -> int:
-        """Return the number of parameters of the model."""
+        """Return the number of parameters of a model of these sizes."""
         return self.outside + self.in_blocks(sizes)
 
 
@@ -111,8 +112,8 @@ def find_largest(model: SizeChoices, fits: Callable[[Sizes], bool]) -> list[Size
 
 
 def drop_smaller(sizes: Iterable[Sizes]) -> list[Sizes]:
-    """Return the sizes that are not dominated: no other equals or exceeds them in every number. The
-    order stays."""
+    """Return the sizes of smaller models that are not dominated: no other equals or exceeds them in
+    every number. The order stays."""
     distinct = [*dict.fromkeys(sizes)]
     largest: list[Sizes] = []
     for s in sorted(distinct, key=lambda s: (s.blocks, s.ffn, s.heads), reverse=True):
@@ -142,8 +143,8 @@ def _fitting(fits: Callable[[Sizes], bool], model: SizeChoices) -> Iterator[Size
 
 
 def cut(sizes: Sizes, full: Sizes) -> float:
-    """Measure how much sizes cut off a model: the sum of squared logarithms of the shares kept; 0:
-    nothing is removed."""
+    """Measure how much sizes cut off a model that is reduced: the sum of squared logarithms of the
+    shares kept; 0: nothing is removed."""
     shares = (
         (sizes.blocks, full.blocks),
         (sizes.ffn, full.ffn),

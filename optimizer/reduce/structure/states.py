@@ -24,7 +24,8 @@ def open_stream(
     *,
     reference: bool = False,
 ) -> CalibrationStream:
-    """Open the stream of hidden states before the first block.
+    """Open the stream of hidden states before the first block, on which reduce chooses blocks and
+    units.
 
     blocks: blocks whose uses the stream keeps
     folder: folder for states that exceed the budget
@@ -42,8 +43,8 @@ def open_stream(
 def record_entering(
     layout: ReducedCheckpoint, stream: CalibrationStream, folder: Path
 ) -> list[Buffer]:
-    """Return the hidden states that enter each use of a block, one tensor per batch. The last item
-    is the output of the last use.
+    """Return for reduce the hidden states that enter each use of a block, one tensor per batch. The
+    last item is the output of the last use.
 
     stream: stream before the first block
     folder: folder for states that exceed the budget
@@ -65,7 +66,7 @@ def record_entering(
 def pass_through(
     layout: ReducedCheckpoint, stream: CalibrationStream, hidden: Buffer, first: int = 0
 ) -> Buffer:
-    """Run the uses of blocks from number `first` on. `hidden`, the input of that use, is
+    """Run for reduce the uses of blocks from number `first` on. `hidden`, the input of that use, is
     overwritten with the last use's output and returned."""
     for use in range(first, len(stream.uses[0])):
         block = stream.uses[0][use].block
@@ -79,6 +80,6 @@ def pass_through(
 def apply_use(
     layout: ReducedCheckpoint, stream: CalibrationStream, use: BlockUse, hidden: Tensor
 ) -> Tensor:
-    """Return the output of one use of a block, whose weights are in memory."""
+    """Return for reduce the output of one use of a block, whose weights are in memory."""
     with torch.no_grad(), stream.products:
         return use.apply(layout.source.model, hidden).float()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StoredTensors(Mapping[str, Tensor]):
-    """Tensors of a safetensors file by name, each read when it is used.
+    """Tensors that a step of reduce stored in a safetensors file, each read when it is used.
 
     names: names of the tensors
     start: beginning of the names in the file, before those of `names`
@@ -37,7 +37,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def stored(file: Path) -> StoredTensors:
-    """Open a safetensors file as a mapping from all of its names to tensors, each read when it is
-    used."""
+    """Open a safetensors file that a step of reduce stored as a mapping from all of its names to
+    tensors, each read when it is used."""
     with safe_open(file, "pt") as f:
         return StoredTensors(file, tuple(f.keys()))

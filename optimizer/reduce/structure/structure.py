@@ -20,15 +20,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class UnitRows:
-    """Rows of a linear layer that compute units. The rows consist of `parts` equal slices, and each
-    unit has `each` adjacent rows in every slice."""
+    """Rows of a linear layer that compute removable units. The rows consist of `parts` equal
+    slices, and each unit has `each` adjacent rows in every slice."""
 
     linear: str
     each: int = 1
     parts: int = 1
 
     def of(self, units: Tensor, count: int) -> Tensor:
-        """Return the row indices of these units, slice by slice.
+        """Return the row indices of these removable units, slice by slice.
 
         count: number of all units
         """
@@ -38,8 +38,8 @@ class UnitRows:
 
 @dataclass(frozen=True)
 class BlockUnits:
-    """Units of one kind in one block: neurons, or key/value heads with their query heads. Names are
-    the checkpoint's.
+    """Removable units of one kind in one block: neurons, or key/value heads with their query heads.
+    Names are the checkpoint's.
 
     count: number of units
     rows: linear layers that compute the units
@@ -54,7 +54,7 @@ class BlockUnits:
     width: int
 
     def columns(self, units: Tensor) -> Tensor:
-        """Return the indices of the columns of `down` that read these units."""
+        """Return the indices of the columns of `down` that read these removable units."""
         return spread_units(units, self.width)
 
     def weights(self, shapes: Shapes) -> int:
@@ -81,7 +81,8 @@ def list_multiples(full: int, multiple_of: int) -> tuple[int, ...]:
 
 
 def count_values(shapes: Shapes, name: str) -> int:
-    """Return the number of values of the tensor `name`; 0 where `shapes` lacks it."""
+    """Return the number of values of the tensor `name` of the model that is reduced; 0 where
+    `shapes` lacks it."""
     return int(torch.Size(shapes[name]).numel()) if name in shapes else 0
 
 
@@ -107,8 +108,8 @@ def list_parts(
 
 
 def find_channel_axis(name: str, family: Family, prefix: str) -> int | None:
-    """Return the axis of a tensor along which the channels of the hidden states lie; None without
-    such an axis. Linear weights lie as (out, in).
+    """Return the axis of a tensor along which hidden channels are removed; None without such an
+    axis. Linear weights lie as (out, in).
 
     prefix: prefix of the base model's names
     """
@@ -128,7 +129,7 @@ def find_channel_axis(name: str, family: Family, prefix: str) -> int | None:
 
 
 def get_head_size(config: Any) -> int:
-    """Return the size of an attention head that a config states or implies."""
+    """Return the size of a removable attention head that a config states or implies."""
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )

@@ -90,7 +90,8 @@ def list_thinned(layout: ReducedCheckpoint, block: str) -> list[BlockUnits]:
 
 
 def keep(layout: ReducedCheckpoint, kind: Kind) -> int:
-    """Return the number of units of a kind ("ffn" or "heads") that stay in each block."""
+    """Return the number of units of a kind ("ffn" or "heads") that stay in each block of the
+    smaller model."""
     return layout.goal.ffn if kind == "ffn" else layout.goal.heads
 
 
@@ -110,7 +111,8 @@ def by_magnitude(layout: ReducedCheckpoint, part: BlockUnits) -> Tensor:
 
 
 def select_best(scores: Tensor, count: int) -> Tensor:
-    """Return the units with the highest scores, ascending; of equal scores the first."""
+    """Return the units to keep, those with the highest scores, ascending; of equal scores the
+    first."""
     order = scores.argsort(descending=True, stable=True)
     return order[:count].sort().values
 
@@ -265,7 +267,7 @@ def _keep(folder: Path, choices: Sequence[BlockChoice], stream: CalibrationStrea
 
 
 def _read(folder: Path) -> list[BlockChoice]:
-    """Read the chosen units of a segment; adjusted tensors stay in their file."""
+    """Read the units that reduce chose in a segment; adjusted tensors stay in their file."""
     file = stored(folder / CHOICE)
     split = [key.partition("|") for key in file]
     choices = []

@@ -43,7 +43,8 @@ CHUNK = 1 << 20  # values binned at a time: bounds the temporaries
 
 @dataclass
 class MagnitudeHistogram:
-    """Histogram of |x|, apart for negative and other values, with exact minimum and maximum.
+    """Histogram of a quantized input's |x|, apart for negative and other values, with exact minimum
+    and maximum, from which its static range is chosen.
 
     Bin i counts i * width <= |x| < (i + 1) * width, width = 2 ** exponent.
     counts: (2, BINS), negative values and the others
@@ -73,7 +74,8 @@ class MagnitudeHistogram:
         return self.counts.sum(0)
 
     def update(self, rows: Tensor) -> None:
-        """Count the values of `rows`, any shape. Raises ValueError for NaN or infinity."""
+        """Count the calibration values of `rows`, any shape. Raises ValueError for NaN or
+        infinity."""
         self.extend(rows)
         inverse = 2.0**-self.exponent
         for part in rows.reshape(-1).split(CHUNK):
@@ -104,7 +106,8 @@ class MagnitudeHistogram:
 
 
 def _exponent_for(absmax: float) -> int:
-    """The smallest exponent of a bin width with which `absmax` lies in one of BINS bins."""
+    """Choose for an activation histogram the smallest exponent of a bin width with which `absmax`
+    lies in one of BINS bins."""
     return (
         max(math.frexp(absmax)[1] - int(math.log2(BINS)), SMALLEST_EXPONENT)
         if absmax
@@ -113,8 +116,8 @@ def _exponent_for(absmax: float) -> int:
 
 
 def _coarser(counts: Tensor, doublings: int) -> Tensor:
-    """Merge bins: return the counts (2, BINS) at 2 ** doublings times the bin width, padded with
-    empty bins."""
+    """Merge bins of an activation histogram: return the counts (2, BINS) at 2 ** doublings times
+    the bin width, padded with empty bins."""
     if doublings == 0:
         return counts
     head = counts.reshape(2, -1, min(2**doublings, BINS)).sum(2)
@@ -123,8 +126,8 @@ def _coarser(counts: Tensor, doublings: int) -> Tensor:
 
 @dataclass
 class Channels:
-    """Running largest magnitude and mean of each feature of an input, over rows (tokens,
-    features)."""
+    """Running largest magnitude and mean of each feature of an input on calibration data, over rows
+    (tokens, features)."""
 
     features: int
     device: torch.device | None = None
@@ -159,14 +162,14 @@ class Channels:
 
 
 def minmax(h: MagnitudeHistogram, symmetric: bool) -> Range:
-    """Choose the range that covers all values, without clipping; one outlier then sets the step for
-    all."""
+    """Choose the activation range that covers all values, without clipping; one outlier then sets
+    the step for all."""
     return Range.symmetric(h.absmax) if symmetric else Range(h.low, h.high)
 
 
 def percentile(h: MagnitudeHistogram, symmetric: bool, percent: float) -> Range:
-    """Choose the range that leaves out the outermost values on each side: `percent` percent of them
-    lie inside; each end is the outer edge of a bin."""
+    """Choose the activation range that leaves out the outermost values on each side: `percent`
+    percent of them lie inside; each end is the outer edge of a bin."""
     if symmetric:
         return Range.symmetric(min(_magnitude(h.magnitudes, percent / 100, h.width), h.absmax))
     signed = torch.cat([h.counts[0].flip(0), h.counts[1]])
@@ -177,15 +180,15 @@ def percentile(h: MagnitudeHistogram, symmetric: bool, percent: float) -> Range:
 
 
 def _magnitude(counts: Tensor, share: float, width: float) -> float:
-    """Return the value below which the share `share` of the counted values lies: the upper edge of
-    the bin that holds this quantile, the first bin starting at 0."""
+    """Return the activation magnitude below which the share `share` of the counted values lies: the
+    upper edge of the bin that holds this quantile, the first bin starting at 0."""
     cumulative = counts.cumsum(0)
     rank = math.ceil(share * (int(cumulative[-1]) - 1)) + 1
     return (int(torch.searchsorted(cumulative, torch.tensor(rank))) + 1) * width
 
 
 def mse(h: MagnitudeHistogram, symmetric: bool, candidates: int = 64) -> Range:
-    """The clipped range with the least mean squared error of its 256 integers.
+    """Choose the clipped activation range with the least mean squared error of its 256 integers.
 
     Values are taken as uniform inside a bin, so the error is an integral with a closed form,
     correct also where the step is finer than the bin. Clips are tried in steps of 1/16 octave
@@ -215,8 +218,8 @@ def _squared_error_of(h: MagnitudeHistogram) -> Callable[[float, float], float]:
 
 
 def _squared_error(x: Tensor, low: float, high: float) -> Tensor:
-    """Integral from 0 to x of (u - q(u)) ** 2, where q rounds to one of 256 multiples of
-    (high - low) / 255 that start near `low`."""
+    """Integrate the error of an activation range: from 0 to x (u - q(u)) ** 2, where q rounds to
+    one of 256 multiples of (high - low) / 255 that start near `low`."""
     step = (high - low) / 255
     if step <= 0:
         return x**3 / 3
@@ -227,7 +230,8 @@ def _squared_error(x: Tensor, low: float, high: float) -> Tensor:
 
 
 def entropy(h: MagnitudeHistogram, symmetric: bool) -> Range:
-    """The clipped range whose 128-level quantization loses the least information on the values.
+    """Choose the clipped activation range whose 128-level quantization loses the least information
+    on the values.
 
     As published: for each clip, the reference is the histogram up to it with all values beyond
     added to its last bin; the candidate spreads each of 128 levels evenly over the bins that are
@@ -244,19 +248,22 @@ def entropy(h: MagnitudeHistogram, symmetric: bool) -> Range:
 
 
 def clip_range(h: MagnitudeHistogram, symmetric: bool, limit: float) -> Range:
-    """The range of the values of magnitude up to `limit`, or Range.symmetric(limit)."""
+    """Return the activation range of the values of magnitude up to `limit`, or
+    Range.symmetric(limit)."""
     return Range.symmetric(limit) if symmetric else Range(max(h.low, -limit), min(h.high, limit))
 
 
 def _magnitudes(h: MagnitudeHistogram) -> tuple[Tensor, float, int]:
-    """Return (counts of |x| in ENTROPY_BINS wider bins, their width, number of bins in use)."""
+    """Return of an activation histogram (counts of |x| in ENTROPY_BINS wider bins, their width,
+    number of bins in use)."""
     counts = h.magnitudes.reshape(ENTROPY_BINS, -1).sum(1).double()
     width = h.width * (BINS // ENTROPY_BINS)
     return counts, width, min(int(h.absmax / width) + 1, ENTROPY_BINS)
 
 
 def _divergence(counts: Tensor, top: int) -> float:
-    """KL(reference, candidate) of clipping at `top` bins; both are normalised."""
+    """Compute KL(reference, candidate) of clipping an activation range at `top` bins; both are
+    normalised."""
     inside = counts[:top]
     reference = inside.clone()
     reference[-1] += counts[top:].sum()
@@ -285,8 +292,8 @@ def get_chooser(
 
 
 def is_searched(method: str) -> bool:
-    """Return True for a method that minimises a loss, so that two distant ranges may be equally
-    good."""
+    """Return True for a method of choosing activation ranges that minimises a loss, so that two
+    distant ranges may be equally good."""
     return method in ("mse", "entropy")
 
 
@@ -310,12 +317,13 @@ def compute_excess_loss(method: str, h: MagnitudeHistogram, other: Range, best: 
 
 
 def _square(h: MagnitudeHistogram) -> float:
-    """Sum of squares, each value taken as the middle of its bin."""
+    """Sum the squares of an activation histogram, each value taken as the middle of its bin."""
     return float((h.magnitudes * ((torch.arange(BINS) + 0.5) * h.width) ** 2).sum())
 
 
 def list_neighbours(method: str, h: MagnitudeHistogram, chosen: Range) -> list[Range]:
-    """The 9 ranges around and including `chosen`: each end one search step in, kept, or out."""
+    """List the 9 activation ranges around and including `chosen`: each end one search step in,
+    kept, or out."""
     _, width, used = _magnitudes(h)
     stride = max(1, used // ENTROPY_CLIPS) * width
     by = 2 ** (1 / 16) if method == "mse" else 1 + stride / max(chosen.high, -chosen.low, 1e-30)

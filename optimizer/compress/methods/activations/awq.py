@@ -30,7 +30,7 @@ Quantizer = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Choice:
-    """Scales of one input that AWQ's search found.
+    """Scales of one quantized input that AWQ's search found.
 
     s: (in,)
     alpha: None where s is ones, because no alpha lowers the error
@@ -46,7 +46,8 @@ class Choice:
 
 
 def compute_factors(s_X: Tensor, s_W: Tensor | None, alpha: float) -> Tensor:
-    """Compute s (in,), positive, with a geometric mean of 1 over the inputs that are scaled.
+    """Compute AWQ's scales s (in,), positive, with a geometric mean of 1 over the inputs that are
+    scaled.
 
     s_X: (in,), mean|X_j|
     s_W: (in,), mean|W_j|, or None for scales without it
@@ -71,7 +72,8 @@ def search(
     shared: SharedHeads | None = None,
     alphas: Sequence[float] = ALPHAS,
 ) -> Choice:
-    """Search the s with the least output error of all consumers together; ones if no s lowers it.
+    """Search AWQ's scales s with the least output error of all consumers together; ones if no s
+    lowers it.
 
     weights: W (out, in) of each consumer
     H: (in, in), X^T X summed over tokens

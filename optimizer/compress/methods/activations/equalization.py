@@ -25,8 +25,8 @@ def find_factors(
     weights: Mapping[str, Tensor],
     groups: Mapping[str, int],
 ) -> dict[str, Tensor]:
-    """Find {first layer of a pair: s (channels,), float64}, by which its outputs are divided and
-    the inputs of the layers behind it multiplied; 1 for a channel of zeros.
+    """Find cross-layer equalization's {first layer of a pair: s (channels,), float64}, by which its
+    outputs are divided and the inputs of the layers behind it multiplied; 1 for a channel of zeros.
 
     pairs: (first layer, layers that read it)
     weights: {layer: (out, in / groups, ...)}
@@ -51,18 +51,19 @@ def find_factors(
 
 
 def divide_outputs(parameter: Tensor, s: Tensor) -> Tensor:
-    """Divide a weight (out, in, ...) or bias (out,) by s (out,)."""
+    """Equalize channels: divide a weight (out, in, ...) or bias (out,) by s (out,)."""
     return parameter / s.reshape(-1, *[1] * (parameter.ndim - 1))
 
 
 def multiply_inputs(weight: Tensor, s: Tensor, groups: int) -> Tensor:
-    """Multiply the inputs of a weight (out, in / groups, ...) by s (in,)."""
+    """Equalize channels: multiply the inputs of a weight (out, in / groups, ...) by s (in,)."""
     by_group = weight.reshape(groups, -1, *weight.shape[1:])
     factor = s.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
     return (by_group * factor).reshape(weight.shape)
 
 
 def _input_ranges(magnitude: Tensor, groups: int) -> Tensor:
-    """Return the largest magnitude (in,) of each input of a weight (out, in / groups, ...)."""
+    """Return for equalization the largest magnitude (in,) of each input of a weight (out, in /
+    groups, ...)."""
     by_group = magnitude.reshape(groups, -1, *magnitude.shape[1:]).amax(1)
     return by_group.reshape(groups * magnitude.shape[1], -1).amax(1)

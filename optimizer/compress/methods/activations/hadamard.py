@@ -12,7 +12,8 @@ from torch import Tensor
 
 
 def make_orthogonal(size: int, seed: int) -> Tensor:
-    """Orthogonal matrix (size, size) float64: Hadamard, with seeded random signs of its columns.
+    """Make a rotation of features against outliers, an orthogonal matrix (size, size) float64:
+    Hadamard, with seeded random signs of its columns.
 
     If no Hadamard order fits, a random rotation replaces the odd part: 80 = 4 * 20 is Hadamard,
     6 = 2 * (random rotation of 3).
@@ -33,7 +34,8 @@ def make_orthogonal(size: int, seed: int) -> Tensor:
 
 
 def make_hadamard(size: int) -> Tensor | None:
-    """Hadamard matrix (size, size) float64, or None where `size` is not a supported order."""
+    """Make a Hadamard matrix (size, size) float64 to rotate features, or None where `size` is not a
+    supported order."""
     core = size
     while core > 1:
         matrix = make_paley(core)
@@ -46,7 +48,8 @@ def make_hadamard(size: int) -> Tensor | None:
 
 
 def make_paley(size: int) -> Tensor | None:
-    """Hadamard matrix (size, size) of Paley's first or second construction; None: no such size."""
+    """Make a Hadamard matrix (size, size) of Paley's first or second construction, to rotate
+    features; None: no such size."""
     if size % 4 == 0 and _prime(size - 1):
         skew = _bordered(size - 1, -1.0)
         return skew + torch.eye(size, dtype=torch.float64)
@@ -60,7 +63,8 @@ def make_paley(size: int) -> Tensor | None:
 
 
 def _bordered(prime: int, first: float) -> Tensor:
-    """Jacobsthal's matrix chi(i - j) of a prime, with a row of 1 and a column of `first`."""
+    """Make for a Hadamard matrix Jacobsthal's matrix chi(i - j) of a prime, with a row of 1 and a
+    column of `first`."""
     squares = {i * i % prime for i in range(1, prime)}
     chi = torch.tensor([0.0] + [1.0 if i in squares else -1.0 for i in range(1, prime)])
     index = torch.arange(prime)

@@ -44,25 +44,28 @@ class Role:
 
 
 def rotate_inputs(weight: Tensor, rotation: Tensor, gain: Tensor | None = None) -> Tensor:
-    """Return W diag(gain) R of a weight (out, in) or embedding (vocabulary, in); R is (in, in)."""
+    """Rotate the inputs of a weight (out, in) or embedding (vocabulary, in) before it is quantized:
+    return W diag(gain) R; R is (in, in)."""
     folded = weight.double() if gain is None else weight.double() * gain.double()
     return (folded @ rotation).float()
 
 
 def rotate_outputs(parameter: Tensor, rotation: Tensor) -> Tensor:
-    """Return R^T W or R^T b of a parameter (out, in) or (out,); R, `rotation`, is (out, out)."""
+    """Rotate the outputs of a parameter (out, in) or (out,) before it is quantized: return R^T W or
+    R^T b; R, `rotation`, is (out, out)."""
     return (rotation.T @ parameter.double()).float()
 
 
 def rotate_head_inputs(weight: Tensor, rotation: Tensor) -> Tensor:
-    """Return W P for each head's columns of a weight (out, heads * head_dim)."""
+    """Rotate each head's columns of a weight (out, heads * head_dim) before it is quantized: return
+    W P."""
     out, size = len(weight), len(rotation)
     return (weight.double().reshape(out, -1, size) @ rotation).reshape(out, -1).float()
 
 
 def rotate_head_outputs(parameter: Tensor, rotation: Tensor) -> Tensor:
-    """Return P^T W or P^T b of each head's rows of a parameter (heads * head_dim, in) or (heads *
-    head_dim,).
+    """Rotate each head's rows of a parameter (heads * head_dim, in) or (heads * head_dim,) before
+    it is quantized: return P^T W or P^T b.
 
     P is the same for all heads, so that query heads may share a value head.
     """

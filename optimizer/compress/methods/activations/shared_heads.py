@@ -9,7 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SharedHeads:
-    """Attention whose value heads serve several query heads each.
+    """Attention whose value heads serve several query heads each, as AWQ's and SmoothQuant's
+    factors need it.
 
     repeats: consecutive query heads per value head
     size: features per head
@@ -19,11 +20,12 @@ class SharedHeads:
     size: int
 
     def of_producer(self, s: Tensor) -> Tensor:
-        """Map s (query heads * size,) to (value heads * size,): the mean over the query heads of a
-        value head."""
+        """Map smoothing factors s (query heads * size,) to (value heads * size,): the mean over the
+        query heads of a value head."""
         return s.reshape(-1, self.repeats, self.size).mean(1).reshape(-1)
 
     def of_consumer(self, s: Tensor) -> Tensor:
-        """Map s (value heads * size,) to (query heads * size,), repeating each value head."""
+        """Map smoothing factors s (value heads * size,) to (query heads * size,), repeating each
+        value head."""
         heads = s.reshape(-1, 1, self.size).expand(-1, self.repeats, -1)
         return heads.reshape(-1)

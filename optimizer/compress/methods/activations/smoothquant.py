@@ -24,7 +24,7 @@ Quantizer = Callable[[Tensor], Tensor]
 
 
 def compute_factors(X_max: Tensor, W_max: Tensor, alpha: float) -> Tensor:
-    """Compute s (features,), positive and finite, with a geometric mean of 1.
+    """Compute SmoothQuant's factors s (features,), positive and finite, with a geometric mean of 1.
 
     X_max, W_max: (features,), max|X_j| and max|W_j|; a channel that is empty in either is not
         scaled
@@ -41,14 +41,16 @@ def compute_factors(X_max: Tensor, W_max: Tensor, alpha: float) -> Tensor:
 
 
 def fold_producer(parameter: Tensor, s: Tensor, rows: slice = slice(None)) -> Tensor:
-    """Divide `rows` of the producer's weight (out, in) or (out,), or of its bias (out,), by s."""
+    """Fold smoothing factors: divide `rows` of the producer's weight (out, in) or (out,), or of its
+    bias (out,), by s."""
     folded = parameter.clone()
     folded[rows] = parameter[rows] / (s[:, None] if parameter.ndim == 2 else s)
     return folded
 
 
 def fold_consumer(weight: Tensor, s: Tensor) -> Tensor:
-    """Multiply the input columns of the consumer's weight (out, in) by s (in,)."""
+    """Fold smoothing factors: multiply the input columns of the consumer's weight (out, in) by s
+    (in,)."""
     return weight * s
 
 
@@ -60,7 +62,7 @@ def search(
     quantize_weight: Quantizer,
     alphas: Sequence[float] = ALPHAS,
 ) -> tuple[float | None, Tensor]:
-    """Search the alpha with the least output error of the quantized consumers on X.
+    """Search SmoothQuant's alpha with the least output error of the quantized consumers on X.
 
     X, X_max: (tokens, in), the consumers' input, and (in,), max|X_j| over all tokens
     weights: W (out, in) of each consumer

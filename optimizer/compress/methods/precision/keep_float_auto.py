@@ -22,7 +22,7 @@ class RelativeError:
         self._moved = self._size = 0.0
 
     def update(self, float_output: Tensor, output: Tensor) -> None:
-        """Add a pair of outputs of equal shape."""
+        """Add a pair of outputs, float and quantized, of equal shape."""
         self._moved += float((output.double() - float_output.double()).square().sum())
         self._size += float(float_output.double().square().sum())
 
@@ -36,7 +36,7 @@ class RelativeError:
 
 @dataclass(frozen=True)
 class FloatModules:
-    """The modules that stay float, most sensitive first.
+    """The modules that keep_float_auto leaves float, most sensitive first.
 
     error: change of the output when the others are quantized
     before: change of the output when all are quantized

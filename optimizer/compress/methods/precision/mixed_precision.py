@@ -46,8 +46,8 @@ def compute_stored_sizes(scheme: Scheme, out: int, inputs: int) -> tuple[int, in
 
 
 def choose(menus: Mapping[str, Sequence[Option]], limits: Sequence[int]) -> dict[str, int]:
-    """Choose an option of every menu, so that the files fit their limits at the least summed cost
-    that is found; returns {name: index into its menu}.
+    """Choose a scheme (option) of every module's menu, so that the files fit their limits at the
+    least summed cost that is found; returns {name: index into its menu}.
 
     limits: bytes, one number per file, in the order of Option.sizes
 
@@ -73,9 +73,9 @@ def sum_choices(
 def _walk_hulls(
     menus: Mapping[str, Sequence[Option]], limits: Sequence[int], file: int
 ) -> dict[str, int] | None:
-    """Choose an option per menu: start with the smallest, and take the steps that save most cost
-    per byte of one file, until a file would exceed its limit. Returns {name: index}; None when the
-    start exceeds a limit."""
+    """Choose a scheme per module's menu: start with the smallest, and take the steps that save most
+    cost per byte of one file, until a file would exceed its limit. Returns {name: index}; None when
+    the start exceeds a limit."""
     hulls = {name: _hull(menu, file) for name, menu in menus.items()}
     chosen = {name: hull[0] for name, hull in hulls.items()}
     taken = list(sum_choices(menus, chosen)[1])
@@ -96,8 +96,8 @@ def _walk_hulls(
 
 
 def _hull(menu: Sequence[Option], file: int) -> list[int]:
-    """Return the options of a menu that save most cost per byte: indices on the lower convex hull
-    of (bytes, cost), smallest first."""
+    """Return the schemes in a module's menu that save most cost per byte: indices on the lower
+    convex hull of (bytes, cost), smallest first."""
     order = sorted(range(len(menu)), key=lambda i: (menu[i].sizes[file], menu[i].cost, i))
     hull: list[int] = []
     for i in order:
@@ -112,5 +112,6 @@ def _hull(menu: Sequence[Option], file: int) -> list[int]:
 
 
 def _slope(menu: Sequence[Option], a: int, b: int, file: int) -> float:
-    """Cost saved per byte from option a to option b; options on a hull differ in size."""
+    """Compute the cost of quantization saved per byte from scheme a to scheme b; options on a hull
+    differ in size."""
     return (menu[a].cost - menu[b].cost) / (menu[b].sizes[file] - menu[a].sizes[file])

@@ -103,7 +103,7 @@ def visit_output_gradients(
 
 def _record(name: str, seen: dict[str, Tensor]) -> Callable[..., None]:
     """Make a forward hook that stores the gradient at the module's output in `seen` during the
-    backward pass."""
+    backward pass, for the cost of rounding it."""
 
     def put(slope: Tensor) -> None:
         seen[name] = slope.detach()
@@ -117,8 +117,8 @@ def _record(name: str, seen: dict[str, Tensor]) -> Callable[..., None]:
 
 
 def _sampled_gradient(rows: Tensor, head: Tensor, generator: torch.Generator) -> Tensor:
-    """Compute d(-log p(y)) / d row of hidden states (tokens, features), for next tokens y that are
-    drawn from the model's own p."""
+    """Compute for the cost of rounding d(-log p(y)) / d row of hidden states (tokens, features),
+    for next tokens y that are drawn from the model's own p."""
     chances = (rows.to(head.dtype) @ head.T).float().softmax(-1)
     drawn = torch.multinomial(chances.cpu(), 1, generator=generator).to(chances.device)
     chances.scatter_add_(1, drawn, -torch.ones_like(drawn, dtype=torch.float32))

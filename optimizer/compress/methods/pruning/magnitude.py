@@ -10,8 +10,8 @@ from optimizer.foundation.sparsity import Pattern
 
 
 def magnitude(W: Tensor, pattern: Pattern) -> Tensor:
-    """The mask (out, in) of W (out, in), False where pruned. Raises ValueError for NaN or
-    infinity."""
+    """Choose by magnitude the mask (out, in) of W (out, in), False where pruned. Raises ValueError
+    for NaN or infinity."""
     if not bool(torch.isfinite(W).all()):
         raise ValueError("weight: holds NaN or infinity")
     return keep_highest(W.abs(), pattern)

@@ -8,8 +8,8 @@ from optimizer.foundation.sparsity import Pattern
 
 
 def keep_highest(scores: Tensor, pattern: Pattern) -> Tensor:
-    """The mask (out, in) of scores (out, in), False for the pattern's number of zeros in each
-    group.
+    """Make the pruning mask (out, in) of scores (out, in), False for the pattern's number of zeros
+    in each group.
 
     Of equal scores the later input is kept. Raises ValueError where N:M does not divide the inputs.
     """

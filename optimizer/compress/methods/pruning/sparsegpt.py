@@ -41,8 +41,8 @@ SOME = 16  # steps of conjugate gradients while the support still changes
 
 @dataclass(frozen=True)
 class PrunedMatrix:
-    """Values (out, in) float32, 0 where mask (out, in) is False, and the damping that was
-    needed."""
+    """Result of SparseGPT: values (out, in) float32, 0 where mask (out, in) is False, and the
+    damping that was needed."""
 
     values: Tensor
     mask: Tensor
@@ -58,7 +58,7 @@ def sparsegpt(
     P: Tensor | None = None,
     in_place: bool = False,
 ) -> PrunedMatrix:
-    """Prune W (out, in); returns values, mask and the damping that was needed.
+    """Prune W (out, in) by SparseGPT; returns values, mask and the damping that was needed.
 
     H: (in, in), see compress/methods/weights/hessian.py
     P: (in, out), see there
@@ -100,7 +100,7 @@ def _improve(
     pattern: Pattern,
     sweeps: int,
 ) -> tuple[Tensor, Tensor]:
-    """Improve the mask `sweeps` times and fit values to T on it; returns (values, mask)."""
+    """Improve the pruning mask `sweeps` times and fit values to T on it; returns (values, mask)."""
     values = solve_least_squares(T, D, mask, values, SOME if sweeps else MOST)
     for left in reversed(range(sweeps)):
         if pattern.of:
@@ -137,7 +137,7 @@ def _sweep(T: Tensor, Hinv: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
 
 
 def _prune_units(W: Tensor, mask: Tensor, Hinv: Tensor, pattern: Pattern) -> Tensor:
-    """Choose the mask unit by unit and prune W; both (inputs, out) are overwritten.
+    """Choose the pruning mask unit by unit and prune W; both (inputs, out) are overwritten.
 
     Returns the errors over Hinv_jj (inputs, out).
     """
@@ -151,7 +151,8 @@ def _prune_units(W: Tensor, mask: Tensor, Hinv: Tensor, pattern: Pattern) -> Ten
 
 
 def _cheapest_mask(W: Tensor, Hinv: Tensor, pattern: Pattern) -> Tensor:
-    """The mask (unit, out) whose pruned part costs least. W (unit, out); Hinv (unit, unit)."""
+    """Choose the pruning mask (unit, out) whose pruned part costs least. W (unit, out); Hinv (unit,
+    unit)."""
     if list_unit_choices(pattern) is None:
         cost = (W / Hinv.diagonal()[:, None]).square()
         return (

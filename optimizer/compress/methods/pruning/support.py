@@ -32,7 +32,8 @@ CHOICES = 128
 def solve_least_squares(
     T: Tensor, D: Tensor, mask: Tensor, start: Tensor, steps: int = MOST
 ) -> Tensor:
-    """Find V (out, in) with the least tr (V - T) D (V - T)^T, 0 where mask (out, in) is False.
+    """Find the best values of a pruned weight: V (out, in) with the least tr (V - T) D (V - T)^T, 0
+    where mask (out, in) is False.
 
     D: (in, in), symmetric, positive definite
     start: (out, in), where conjugate gradients begin
@@ -62,7 +63,7 @@ def solve_least_squares(
 
 
 def list_unit_choices(pattern: Pattern) -> list[tuple[int, ...]] | None:
-    """All choices N of M of the pattern; None where they are more than CHOICES."""
+    """List all choices N of M of the sparsity pattern; None where they are more than CHOICES."""
     if not pattern.of or math.comb(pattern.of, pattern.kept) > CHOICES:
         return None
     return list(combinations(range(pattern.of), pattern.kept))
@@ -71,7 +72,8 @@ def list_unit_choices(pattern: Pattern) -> list[tuple[int, ...]] | None:
 def rechoose_units(
     values: Tensor, T: Tensor, D: Tensor, pattern: Pattern, sweeps: int = 1, block: int = 128
 ) -> Tensor:
-    """Values (out, in) with the mask and values of each N:M unit chosen anew, given all others.
+    """Improve a pruned weight: values (out, in) with the mask and values of each N:M unit chosen
+    anew, given all others.
 
     The error never rises. block: inputs updated together; it changes the speed, not the result.
     """
@@ -99,7 +101,8 @@ def rechoose_units(
 
 
 def _best(c: Tensor, D: Tensor, every: Tensor) -> Tensor:
-    """Values (unit, out) of the choice that lowers the error most, per output.
+    """Compute values (unit, out) of the choice of kept weights that lowers the pruning error most,
+    per output.
 
     c: right-hand sides of the normal equations D v = c (unit, out)
     every: inputs of the unit that each choice keeps (choices, kept)

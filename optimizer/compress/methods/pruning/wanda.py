@@ -14,7 +14,7 @@ from optimizer.foundation.sparsity import Pattern
 
 
 def wanda(W: Tensor, norms: Tensor, pattern: Pattern) -> Tensor:
-    """The mask (out, in) of W (out, in), False where pruned.
+    """Choose by Wanda the mask (out, in) of W (out, in), False where pruned.
 
     norms: (in,), |X_j|
 

@@ -40,7 +40,7 @@ OFFSET = 0.5
 
 @dataclass(frozen=True)
 class BlockSamples:
-    """Training data of a block, one entry per batch.
+    """Training data of a block whose rounding AutoRound learns, one entry per batch.
 
     hidden, target: (batch, sequence, features); any shape where real is None
     real: (batch, sequence) bool, the tokens that are not padding; None: no padding
@@ -53,7 +53,7 @@ class BlockSamples:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def deviation(self, i: int, output: Tensor) -> Tensor:
-        """Compute the difference of the block's output for batch i from its target, without
+        """Compute the difference of the rounded block's output for batch i from its target, without
         padding."""
         target = self.target[i].to(self.device).float()
         return self._without_padding(i, output.float() - target)
@@ -91,7 +91,7 @@ class StepSizes:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the model whose rounding is learned.
+    """A block of the model whose rounding AutoRound learns.
 
     output: (i, hidden) -> output for the hidden states of batch i, using `modules` and
         `norm_weights`, whose float weights are restored after learning
@@ -114,7 +114,7 @@ def learn_rounding(
     rates: StepSizes = StepSizes(),
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tuned:
-    """Learn integers and scales of a block's modules, from `start` on.
+    """Learn by AutoRound integers and scales of a block's modules, from `start` on.
 
     start: {module: quantized weight}
     dtype: type of the products
@@ -207,7 +207,7 @@ def _step_gain(gain: nn.Parameter, rate: float) -> None:
 
 
 def _order(batches: int, steps: int, seed: int) -> list[int]:
-    """Draw the batch of each training step: epochs in random order."""
+    """Draw the batch of each of AutoRound's training steps: epochs in random order."""
     generator = torch.Generator().manual_seed(seed)
     rounds = [torch.randperm(batches, generator=generator) for _ in range(-(-steps // batches))]
     return torch.cat(rounds).tolist()[:steps] if rounds else []
@@ -216,7 +216,7 @@ def _order(batches: int, steps: int, seed: int) -> list[int]:
 def _deviation(
     run: Callable[[int, Tensor], Tensor], samples: BlockSamples, i: int, dtype: torch.dtype
 ) -> Tensor:
-    """Run the block on batch i, and compute the difference (float32) of its output from the
+    """Run the rounded block on batch i, and compute the difference (float32) of its output from the
     target."""
     hidden = samples.hidden[i].to(samples.device)
     with torch.autocast(samples.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -227,7 +227,7 @@ def _deviation(
 def _gradients(
     run: Callable[[int, Tensor], Tensor], samples: BlockSamples, i: int, dtype: torch.dtype
 ) -> None:
-    """Backpropagate the mean squared error of batch i; only signs are used."""
+    """Backpropagate the rounded block's mean squared error of batch i; only signs are used."""
     with torch.enable_grad():
         error = _deviation(run, samples, i, dtype).square().mean()
         if error.requires_grad:
@@ -235,8 +235,8 @@ def _gradients(
 
 
 def _loss(run: Callable[[int, Tensor], Tensor], samples: BlockSamples, dtype: torch.dtype) -> float:
-    """Compute the squared error of the block over all samples, divided by the energy of their
-    targets."""
+    """Compute the squared error of the rounded block over all samples, divided by the energy of
+    their targets."""
     error = energy = 0.0
     with torch.no_grad():
         for i in range(len(samples.target)):

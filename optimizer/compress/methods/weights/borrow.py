@@ -14,8 +14,8 @@ def borrow_weights(
     modules: Mapping[str, nn.Linear] | Mapping[str, nn.Linear | nn.Conv2d],
     norm_weights: Mapping[str, nn.Parameter],
 ) -> Iterator[None]:
-    """Inside, norm weights take gradients and modules' weights may be replaced; both are restored
-    afterwards."""
+    """Inside, rounding or scales are learned: norm weights take gradients and modules' weights may
+    be replaced; both are restored afterwards."""
     weights, values = {n: m.weight for n, m in modules.items()}, copy_norm_weights(norm_weights)
     took_gradients = {n: g.requires_grad for n, g in norm_weights.items()}
     try:
@@ -33,5 +33,5 @@ def borrow_weights(
 
 
 def copy_norm_weights(norm_weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """A copy of the norm weights' present values."""
+    """Copy the norm weights' present values, which a tuning method may change."""
     return {name: gain.detach().clone() for name, gain in norm_weights.items()}

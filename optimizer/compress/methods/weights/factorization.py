@@ -25,7 +25,8 @@ PART = 512  # rows or columns that exist a second time
 
 @dataclass(frozen=True)
 class Factorization:
-    """D = U U^T in the memory of one matrix.
+    """Factored damped Hessian D = U U^T in the memory of one matrix, by which weights are rounded
+    or pruned.
 
     matrix: (in, in), U on and above the diagonal, H below it
     diagonal: (in,), diagonal of D
@@ -37,7 +38,7 @@ class Factorization:
     damping: float
 
     def solve(self, P: Tensor) -> None:
-        """Overwrite P (in, out) with D^-1 P. Before `invert`."""
+        """Overwrite P (in, out) with D^-1 P, D the damped Hessian. Before `invert`."""
         U, parts = self.matrix, _parts(len(self.matrix))
         for rows in reversed(parts):
             P[rows].addmm_(U[rows, rows.stop :], P[rows.stop :], alpha=-1)
@@ -48,7 +49,7 @@ class Factorization:
             P[rows] = torch.linalg.solve_triangular(corner, P[rows], upper=False)
 
     def invert(self) -> Tensor:
-        """Overwrite U with Hinv and return it; below its diagonal lies H."""
+        """Overwrite the Hessian's factor U with Hinv and return it; below its diagonal lies H."""
         U = self.matrix
         for rows in _parts(len(U)):
             one = torch.eye(rows.stop - rows.start, device=U.device)
@@ -73,7 +74,8 @@ class Factorization:
 
 
 def factorize(H: Tensor, damping: float) -> Factorization:
-    """Factor H with the least damping that lets it: `damping`, or that times 10, 100, ...
+    """Factor the Hessian H with the least damping that lets it: `damping`, or that times 10, 100,
+    ...
 
     H: (in, in) float32, symmetric, positive semidefinite; overwritten. An input that was 0 on every
         token gets the mean on the diagonal
@@ -102,7 +104,7 @@ def factorize(H: Tensor, damping: float) -> Factorization:
 
 
 def permute(H: Tensor, order: Tensor) -> None:
-    """Put rows and columns of a symmetric H (in, in) into another order, in place."""
+    """Put rows and columns of a symmetric Hessian H (in, in) into another order, in place."""
     for _ in ("columns", "rows, which are columns of its transpose"):
         for rows in H.split(PART):
             rows.copy_(rows[:, order])
@@ -114,7 +116,8 @@ def permute(H: Tensor, order: Tensor) -> None:
 
 
 def _cholesky(D: Tensor) -> None:
-    """Overwrite D on and above the diagonal with U, D = U U^T, from the last block to the first.
+    """Overwrite the damped Hessian D on and above the diagonal with U, D = U U^T, from the last
+    block to the first.
 
     The diagonal becomes NaN where D is not positive definite; D below the diagonal stays.
     """

@@ -39,7 +39,8 @@ SWEEPS = 2  # of refine.py; 0 is GPTQ as published
 
 @dataclass(frozen=True)
 class RoundedMatrix:
-    """The integers, and the damping that was needed, as a share of the mean of H's diagonal."""
+    """Result of GPTQ: the integers, and the damping that was needed, as a share of the mean of H's
+    diagonal."""
 
     q: QTensor
     damping: float
@@ -54,7 +55,7 @@ def gptq(
     P: Tensor | None = None,
     in_place: bool = False,
 ) -> RoundedMatrix:
-    """Quantize W (out, in); returns the integers, and the damping that was needed.
+    """Quantize W (out, in) by GPTQ; returns the integers, and the damping that was needed.
 
     H: (in, in), see hessian.py
     P: (in, out), see hessian.py, where the target is the float model's output
@@ -92,7 +93,8 @@ def _quantize(
     P: Tensor | None,
     mask: Tensor | None,
 ) -> RoundedMatrix:
-    """Quantize W (out, in), with weights fixed at 0 where `mask` is False; None: no mask."""
+    """Quantize W (out, in) by GPTQ, with weights fixed at 0 where `mask` is False; None: no
+    mask."""
     out, inputs = W.shape
     W = W.float()
     if not all(bool(torch.isfinite(w).all()) for w in W.split(PART)):
@@ -126,13 +128,16 @@ def _quantize(
 
 
 def rows_at_once(W: Tensor) -> int:
-    """Number of rows of W (out, in), which are independent of each other, quantized together: as
-    many as a processor's cache serves; on a GPU all, because each operation is a launch there."""
+    """Return the number of rows of W (out, in), which are independent of each other, that GPTQ
+    quantizes together: those that fit into a processor's cache; on a GPU all, because each
+    operation is a launch there.
+    """
     return max(1, VALUES // W.shape[1]) if W.device.type == "cpu" else len(W)
 
 
 def _feed_errors_back(T: Tensor, Hinv: Tensor, scheme: Scheme, bounds: DescentBounds) -> QTensor:
-    """Quantize T (in, out) input after input, each group's scale within bounds.scale (out, groups).
+    """Quantize T (in, out) by GPTQ input after input, each group's scale within bounds.scale (out,
+    groups).
 
     Hinv: (in, in), read on and above the diagonal
     """
@@ -166,7 +171,8 @@ def _feed_errors_back(T: Tensor, Hinv: Tensor, scheme: Scheme, bounds: DescentBo
 def _quantize_block(
     W: Tensor, Hinv: Tensor, grid: QTensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Integers and errors over Hinv_jj of one block's inputs; W (inputs, out) is overwritten."""
+    """Compute GPTQ's integers and errors over Hinv_jj of one block's inputs; W (inputs, out) is
+    overwritten."""
     out, scheme = W.shape[1], grid.scheme
     scale = grid.scale[:, 0].expand(out).contiguous()
     zero = W.new_zeros(1) if grid.zero_point is None else grid.zero_point[:, 0].float()
@@ -181,7 +187,7 @@ def _quantize_block(
 
 
 def _in_stored_order(q: QTensor, order: Tensor, group_order: Tensor) -> QTensor:
-    """Put the inputs and groups of q back from the order in which they were quantized into the
+    """Put the inputs and groups of q back from the order in which GPTQ quantized them into the
     weight's own order."""
     back, groups = order.argsort(), group_order.argsort()
     zero = None if q.zero_point is None else q.zero_point[:, groups]

@@ -30,7 +30,8 @@ from optimizer.compress.methods.weights.factorization import PART, Factorization
 
 
 def weigh_tokens(rows: Tensor, token_limit: float) -> Tensor:
-    """Factors (tokens, 1), at most 1, after which no row is longer than token_limit medians.
+    """Compute weights of calibration tokens in the Hessian, factors (tokens, 1), at most 1, after
+    which no row is longer than token_limit medians.
 
     rows: (tokens, in); a row of zeros stays
     token_limit: longest row, in median lengths
@@ -41,8 +42,9 @@ def weigh_tokens(rows: Tensor, token_limit: float) -> Tensor:
 
 
 def weigh_first_tokens(real: Tensor, first_token: float) -> Tensor:
-    """Compute factors (tokens, 1), at least 1, of the rows of inputs. With them each text's first
-    token makes up the share `first_token` of the text's part of H.
+    """Compute weights of calibration tokens in the Hessian, factors (tokens, 1), at least 1, of the
+    rows of inputs. With them each text's first token makes up the share `first_token` of the text's
+    part of H.
 
     real: (texts, sequence) bool, the tokens that are not padding; their rows come text by text
     first_token: share of the first token, in squares, all tokens being equally long
