@@ -274,8 +274,9 @@ def match_modules(model: nn.Module, patterns: tuple[str, ...], where: str) -> di
 
 
 def _nearest(pattern: str, names: list[str]) -> str:
-    """Return '; did you mean "x"?' for a name with the pattern's ending (a missing or extra prefix
-    is the usual error), or with similar spelling."""
+    """Return '; did you mean "x"?' for a pattern of the recipe that matches no module to quantize:
+    a name with the pattern's ending (a missing or extra prefix is the usual error), or with similar
+    spelling."""
     tail = pattern.strip("*.")
     ends = [n for n in names if tail and (n.endswith("." + tail) or tail.endswith("." + n))]
     return f'; did you mean "{ends[0]}"?' if ends else suggest(pattern, names)

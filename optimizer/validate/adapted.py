@@ -29,7 +29,8 @@ BASE = ".base_layer"
 
 
 class AdaptedLinear(nn.Module):
-    """A linear module with an adapter: y = base_layer(x) + x first second.
+    """A linear module with an adapter, in the models that validate compares: y = base_layer(x) + x
+    first second.
 
     base_layer: the unchanged linear module
     first: matrix (in, rank)
@@ -44,7 +45,7 @@ class AdaptedLinear(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """Weight of the unchanged module, for models that read it directly."""
+        """Weight of the adapted module without its adapter, for models that read it directly."""
         return self.base_layer.weight
 
     def forward(self, x: Tensor) -> Tensor:

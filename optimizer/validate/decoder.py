@@ -23,8 +23,9 @@ Cache = dict[str, Array]
 
 
 class CachedDecoder(Protocol):
-    """A decoder that runs one step at a time with an explicit KV cache. `step` returns the logits
-    (batch, sequence, vocabulary) float32 of the new tokens, and a KV cache that includes them.
+    """A decoder that validate runs one step at a time with an explicit KV cache. `step` returns the
+    logits (batch, sequence, vocabulary) float32 of the new tokens, and a KV cache that includes
+    them.
 
     ids: new tokens (batch, sequence) int64
     mask: (batch, past + sequence), 1 for real tokens and 0 for padding
@@ -35,13 +36,14 @@ class CachedDecoder(Protocol):
 
 
 def empty_cache(made_of: Generation, batch: int) -> Cache:
-    """Make a KV cache of length 0 for `batch` rows; `made_of` has its layers, heads and width."""
+    """Make for a decoder that is judged a KV cache of length 0 for `batch` rows; `made_of` has its
+    layers, heads and width."""
     shape = (batch, made_of.kv_heads, 0, made_of.head_dim)
     return {name: np.zeros(shape, np.float32) for name, _ in kv_cache.list_names(made_of.layers)}
 
 
 class OnnxDecoder:
-    """Decoder in an open runner with the interface of OrtRunner."""
+    """Decoder that is judged, in an open runner with the interface of OrtRunner."""
 
     def __init__(self, runner: Any, contract: Contract) -> None:
         self._runner, self._contract, self._made_of = runner, contract, contract.decoder
@@ -83,7 +85,8 @@ def _torch_cache(cache: Cache | None, device: torch.device) -> Any:
 
 
 def read_cache(transformers_cache: Any) -> Cache:
-    """Convert a KV cache of transformers to {name of the graph's input: array}, in float32."""
+    """Convert a KV cache of transformers, to judge a decoder, to {name of the graph's input:
+    array}, in float32."""
     pairs = [(layer.keys, layer.values) for layer in transformers_cache.layers]
     flat = [t.detach().float().cpu().numpy() for pair in pairs for t in pair]
     names = [past for past, _ in kv_cache.list_names(len(pairs))]

@@ -225,7 +225,7 @@ def _encoder_seconds(section: Validation, shapes: Shapes) -> tuple[float, Predic
 
 
 def _lengths(spec: DataSpec, each: int) -> list[int]:
-    """Estimate the number of positions of each row of a data set.
+    """Estimate, to predict validate's time, the number of positions of each row of a data set.
 
     each: positions of one image; 0 where the rows are texts
     """
@@ -303,7 +303,8 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
 
 
 def _head(matrices: Shapes) -> tuple[int, int]:
-    """Shape of a decoder's head, a linear module: (vocabulary, width)."""
+    """Return, to predict validate's memory, the shape of a decoder's head, a linear module:
+    (vocabulary, width)."""
     vocabulary = max((max(s) for s in matrices.values()), default=0)
     return vocabulary, max((min(s) for s in matrices.values() if vocabulary in s), default=0)
 
@@ -318,8 +319,8 @@ def _ledger_tokens(shapes: Shapes) -> int:
 
 
 def _session(shapes: Shapes, elements: int) -> int:
-    """Estimate the bytes of an open session of a decoder's float graph. Weights lie in a mapped
-    file. The session repacks all but the embedding, and holds the copies."""
+    """Estimate for validate the bytes of an open session of a decoder's float graph. Weights lie in
+    a mapped file. The session repacks all but the embedding, and holds the copies."""
     in_graph = elements + _tied(shapes)
     if 4 * in_graph <= onnx_file.LIMIT:
         return SESSION * 4 * in_graph
@@ -330,8 +331,8 @@ def _session(shapes: Shapes, elements: int) -> int:
 
 
 def _tied(shapes: Shapes) -> int:
-    """Count the values that a decoder's graph stores twice: an embedding that is also the output
-    head, which the graph holds transposed as well."""
+    """Count, to predict validate's memory, the values that a decoder's graph stores twice: an
+    embedding that is also the output head, which the graph holds transposed as well."""
     matrices = [s for s in shapes.values() if len(s) == 2]
     tables = max((max(s) for s in matrices), default=0)
     heads = [math.prod(s) for s in matrices if tables in s]
@@ -339,13 +340,15 @@ def _tied(shapes: Shapes) -> int:
 
 
 def _text_tokens(spec: DataSpec) -> int:
-    """Estimate the total number of tokens in the texts of a data set."""
+    """Estimate, to predict validate's time, the total number of tokens in the texts of a data
+    set."""
     return sum(len(s.input) for s in read_samples(spec)) // CHARACTERS
 
 
 def _cached(shapes: Shapes) -> int:
-    """Count the numbers per token in the KV cache: the rows of the key and value matrices. Where no
-    matrix has such a name, return an upper bound of two hidden states per block."""
+    """Count, to predict validate's memory, the numbers per token in the KV cache: the rows of the
+    key and value matrices. Where no matrix has such a name, return an upper bound of two hidden
+    states per block."""
     own = [s[0] for n, s in shapes.items() if n.endswith(CACHED) and len(s) == 2]
     blocks = {number[1] for n in shapes if (number := BLOCK.search(n))}
     widths = [min(s) for s in shapes.values() if len(s) == 2]

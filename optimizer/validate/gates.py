@@ -15,7 +15,7 @@ UNMEASURED = "not measured"  # declared, and not to be judged on this machine: n
 
 @dataclass(frozen=True)
 class Gate:
-    """Verdict on one measurement.
+    """Verdict on one measurement of a target that is judged.
 
     name: name in the report, such as "quality.accuracy"
     verdict: pass, fail, inconclusive, or not measured

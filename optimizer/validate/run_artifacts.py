@@ -37,8 +37,9 @@ REFERENCE_DEVICE = "validate.reference_device"
 
 @dataclass
 class RunArtifacts:
-    """Folders of a run, each written by one stage, and their contents. The ledger compares the
-    candidate with its own checkpoint (`source`); quality and speed compare it with the reference.
+    """Folders of a run that validate judges, each written by one stage, and their contents. The
+    ledger compares the candidate with its own checkpoint (`source`); quality and speed compare it
+    with the reference.
 
     source: folder of load, or of the last of reduce, recover and qat
     state_folder: folder of compress, or of qat
@@ -67,8 +68,8 @@ class RunArtifacts:
     texts_beside: RunArtifacts | None = field(default=None, kw_only=True)
 
     def mapped(self, tensor: Tensor) -> Tensor:
-        """Return the values of `tensor`, in a mapped file where it is large, because several models
-        do not fit into memory."""
+        """Return the values of `tensor` of a model that is judged, in a mapped file where it is
+        large, because several models do not fit into memory."""
         return map_tensor(tensor, self.scratch)
 
     def in_files(self, outputs: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
@@ -158,7 +159,7 @@ class RunArtifacts:
 
     @cached_property
     def encoder(self) -> Any:
-        """Encoder of the kind of input: for texts the tokenizer."""
+        """Encoder of the judged model's kind of input: for texts the tokenizer."""
         kind = tasks.look_up(self.contract).inputs
         return kind.open(self.source / "checkpoint", self.contract)
 
@@ -196,7 +197,8 @@ class RunArtifacts:
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
-        """Parameters of the float model; a tied one by each of its names."""
+        """Parameters of the float model that validate compares with; a tied one by each of its
+        names."""
         named = self.float_model.named_parameters(remove_duplicate=False)
         return {name: p.detach() for name, p in named}
 
@@ -214,7 +216,8 @@ class RunArtifacts:
         return {f"{name}.weight" for name in names if family.kind == "decoder"}
 
     def drop(self, names: Iterable[str]) -> None:
-        """Free the cached properties `names`, which are computed again at their next use."""
+        """Free the cached properties `names` of the run that is judged, which are computed again at
+        their next use."""
         for name in names:
             self.__dict__.pop(name, None)
 
@@ -230,12 +233,12 @@ class RunArtifacts:
 
     @property
     def precision(self) -> str:
-        """Float type in which the unquantized part of the lowered model is stored, such as fp32."""
+        """Float type in which the unquantized part of the judged model is stored, such as fp32."""
         return self.section.target.float_type
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the contract's outputs."""
+        """Names of the outputs that the judged model's contract lists."""
         return [o.name for o in self.contract.outputs]
 
     @property
@@ -255,7 +258,8 @@ class RunArtifacts:
 
     @property
     def modules(self) -> list[str]:
-        """Names of the linear modules. Where a graph was exported, only modules that it names."""
+        """Names of the judged model's linear modules. Where a graph was exported, only modules that
+        it names."""
         if self.section.target.export is not None:
             return list(self.names.modules)
         linear = (n for n, m in self.float_model.named_modules() if is_linear(m))

@@ -137,7 +137,7 @@ def check_comparison(
 
 
 def print_warnings(sentences: Sequence[str]) -> None:
-    """Print warnings, which stop nothing."""
+    """Print warnings of validate about data and float model, which stop nothing."""
     for sentence in sentences:
         say(f"warning: {sentence}")
 

@@ -183,7 +183,7 @@ def make_hops_folder(out: Path) -> Path:
 
 
 def clear(out: Path) -> None:
-    """Remove all that a killed run left in `out`, except the hops that passed."""
+    """Remove all that a killed run of validate left in `out`, except the hops that passed."""
     kept = make_hops_folder(out)
     for path in [*out.iterdir()]:
         if path != kept:
@@ -291,8 +291,8 @@ def _judge_speed(
 
 @contextmanager
 def use_one_torch_thread() -> Iterator[None]:
-    """Run torch on one thread, so that the reference's bits do not depend on the number of cores.
-    Small batches gain nothing from more (docs/decisions/0019)."""
+    """Run torch on one thread while a target is judged, so that the reference's bits do not depend
+    on the number of cores. Small batches gain nothing from more (docs/decisions/0019)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -452,7 +452,7 @@ def _cosine_gate(decided: significance.Decision) -> Gate:
 
 
 def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON lacks, by None."""
+    """Replace NaN and infinity in the report, which JSON lacks, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -163,8 +163,8 @@ def _windows(
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text. A long text is read in pieces by inputs/text.py, because the ids depend
-    on where a piece ends."""
+    """Compute, to count independently, the token ids of a text. A long text is read in pieces by
+    inputs/text.py, because the ids depend on where a piece ends."""
     if len(text) > PIECE:
         return TextTokenizer(tokenizer).ids([text])[0]
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids

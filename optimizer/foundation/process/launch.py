@@ -39,7 +39,8 @@ MEETING, FAILURE = "meeting", "failure.json"  # files of one launch in its folde
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all that train together. The first one writes files and prints progress.
+    """This process among all that train or compress together. The first one writes files and prints
+    progress.
 
     rank: number of this process, 0 to count - 1
     count: number of processes
@@ -52,16 +53,16 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """True for the process of rank 0."""
+        """True for the first process, of rank 0, of those launched together."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Return every count-th item, starting with number `rank`, so that each item is in one
-        process's share."""
+        """Divide `items` among launched processes: return every count-th item, starting with number
+        `rank`, so that each item is in one process's share."""
         return items[self.rank :: self.count]
 
     def add(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by its sum over all processes."""
+        """Replace each tensor by its sum over all launched processes."""
         if self.count == 1:
             return
         from accelerate.utils import reduce
@@ -70,7 +71,7 @@ class Processes:
             tensor.copy_(reduce(tensor, reduction="sum"))
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sum of each number over all processes."""
+        """Return the sum of each number over all launched processes."""
         together = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         self.add([together])
         return [float(number) for number in together]
@@ -80,7 +81,7 @@ class Processes:
         return self.sums(numbers if self.first else [0.0] * len(numbers))
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by that of the first process."""
+        """Replace each tensor by that of the first of the launched processes."""
         if self.count == 1:
             return
         from accelerate.utils import broadcast
@@ -89,8 +90,8 @@ class Processes:
             tensor.copy_(broadcast(tensor.detach().clone(), from_process=0))
 
     def copy(self, sums: object, rank: int) -> None:
-        """Replace the attributes of `sums` that are tensors or numbers by those of process `rank`.
-        Tensors have the same shapes in all processes."""
+        """Replace, in a launched process, the attributes of `sums` that are tensors or numbers by
+        those of process `rank`. Tensors have the same shapes in all processes."""
         if self.count == 1:
             return
         from accelerate.utils import broadcast
@@ -110,7 +111,7 @@ class Processes:
         self.gather(None)
 
     def gather(self, thing: T) -> list[T]:
-        """Return the `thing` of each process, ordered by rank, in all processes."""
+        """Return the `thing` of each launched process, ordered by rank, in all processes."""
         if self.count == 1:
             return [thing]
         from accelerate.utils import gather_object
@@ -124,7 +125,7 @@ ALONE = Processes()
 
 @dataclass(frozen=True)
 class Group:
-    """Settings of processes that are launched together to train or to compress.
+    """Settings of processes that are launched together, for training or compression.
 
     count: number of processes
     device: type of their devices, "cpu" or "cuda"
@@ -180,7 +181,7 @@ def launch(function: Callable[..., object], group: Group, folder: Path, *argumen
 
 @dataclass(frozen=True)
 class _ProcessStart:
-    """Function that each new process runs.
+    """Function that each newly launched process runs.
 
     parent: id of the process that starts them
     """
@@ -194,8 +195,8 @@ class _ProcessStart:
 
 
 def _process(rank: int, what: _ProcessStart) -> None:
-    """Run the function in one of the new processes. A failure is recorded in the launch's folder
-    before the process ends."""
+    """Run the function in one of the launched processes. A failure is recorded in the launch's
+    folder before the process ends."""
     end_by_signal(what.parent)
     from accelerate import PartialState
     from accelerate.utils import patch_environment

@@ -298,9 +298,9 @@ def find_best_reading(
 
 
 def assign(cost: Floats) -> list[int]:
-    """Assign a column to each row of a square matrix so that the total cost is least, and return
-    the columns. Algorithm of Kuhn and Munkres by shortest augmenting paths (Jonker and Volgenant
-    1987)."""
+    """Assign answered labels to right ones, a column to each row of a square matrix so that the
+    total cost is least, and return the columns. Algorithm of Kuhn and Munkres by shortest
+    augmenting paths (Jonker and Volgenant 1987)."""
     n = len(cost)
     u, v = np.zeros(n + 1), np.zeros(n + 1)
     row_of = np.zeros(n + 1, np.int64)  # row of each column, both from 1; 0: none

@@ -438,7 +438,8 @@ def sets_f1(
 
 
 def make_indicators(sets: Sequence[Sequence[int] | Integers], labels: int) -> Booleans:
-    """Convert sets of label ids to a matrix (rows, labels) that is True where a set has the label.
+    """Convert sets of label ids, right or answered, to a matrix (rows, labels) that is True where a
+    set has the label.
 
     labels: number of labels
     """

@@ -29,12 +29,12 @@ DECIMALS = 6
 
 
 def right(outcomes: Iterable[object]) -> dict[str, Any]:
-    """Record right/wrong outcomes."""
+    """Record right/wrong outcomes of a judged candidate in the report."""
     return {"kind": "right", "candidate": "".join("1" if o else "0" for o in outcomes)}
 
 
 def values(kind: str, each: Iterable[float]) -> dict[str, Any]:
-    """Record one number per example, rounded.
+    """Record one number per example of a judged candidate in the report, rounded.
 
     kind: name of the numbers, such as "cosine", "nats" or "overlap"
     """
@@ -44,7 +44,7 @@ def values(kind: str, each: Iterable[float]) -> dict[str, Any]:
 def labels(
     truth: Sequence[npt.NDArray[Any]], predicted: Sequence[npt.NDArray[Any]]
 ) -> dict[str, Any]:
-    """Record label ids.
+    """Record label ids, right and answered, of a judged candidate in the report.
 
     truth, predicted: label ids (words,) of each example
     """
@@ -62,8 +62,8 @@ def sets(truth: npt.NDArray[np.bool_], predicted: npt.NDArray[np.bool_]) -> dict
 
 
 def scores(truth: npt.NDArray[np.float64], predicted: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Record numbers whose order counts, or lists of them, unrounded, because rounding would make
-    ties.
+    """Record a judged candidate's numbers whose order counts, or lists of them, unrounded, because
+    rounding would make ties.
 
     truth, predicted: (examples,) or (examples, outputs)
     """
@@ -77,7 +77,8 @@ def read_labels(texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
 
 
 def summary(cosines: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Summarize cosines (examples,): mean, least, and the 1st percentile."""
+    """Summarize for the report the cosines (examples,) of candidate and baseline: mean, least, and
+    the 1st percentile."""
     return {
         "mean": float(cosines.mean()),
         "min": float(cosines.min()),

@@ -78,7 +78,7 @@ PER_ROW = ("text", "pair", "words", "spans", "seen")
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of one system, one entry per row.
+    """Answers of one system that is judged, one entry per row.
 
     text: embedding, logits, or flattened hidden states; for fill-mask the log-probabilities of the
         masked tokens; for question answering the logits of all windows
@@ -147,7 +147,7 @@ def judge(
 
 
 def _value(metric: Metric, which: int, examples: int, confidence: float) -> dict[str, Any]:
-    """Measure the value of one system with a two-sided interval: Wilson's score interval for
+    """Measure a metric's value of one system with a two-sided interval: Wilson's score interval for
     shares, else the BCa bootstrap.
 
     which: 0 for the baseline, 1 for the candidate
@@ -164,7 +164,8 @@ def _value(metric: Metric, which: int, examples: int, confidence: float) -> dict
 
 
 def wilson(share: float, examples: int, confidence: float) -> tuple[float, float]:
-    """Compute Wilson's (1927) score interval of a share of `examples`."""
+    """Compute Wilson's (1927) score interval of a share of `examples`, for the report of
+    quality."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     centre = share + z * z / (2 * examples)
     reach = z * math.sqrt(share * (1 - share) / examples + (z / (2 * examples)) ** 2)
@@ -173,8 +174,8 @@ def wilson(share: float, examples: int, confidence: float) -> tuple[float, float
 
 
 def compute_cosines(a: Sequence[Floats], b: Sequence[Floats]) -> Floats:
-    """Compute the cosine of each pair of vectors: (examples,); 1 for two zero vectors, 0 where one
-    is zero."""
+    """Compute, to compare two systems' answers, the cosine of each pair of vectors: (examples,); 1
+    for two zero vectors, 0 where one is zero."""
     cosines = []
     for x, y in zip(a, b, strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -311,7 +312,8 @@ def _of_images(
 
 
 def read_targets(rows: Sequence[Sample]) -> Floats:
-    """Read the scores of the rows: (rows,), or (rows, outputs) where each row has a list."""
+    """Read the scores that a metric of quality compares answers with: (rows,), or (rows, outputs)
+    where each row has a list."""
     field = "score" if rows[0].scores is None else "scores"
     scores = _need(rows, field, "spearman")
     sizes = {len(s) for s in scores if isinstance(s, tuple)}
@@ -347,7 +349,8 @@ def _check_labels(labels: Integers, outputs: int) -> None:
 
 
 def _first(answers: Answers) -> Integers:
-    """Return the id of the label with the highest score for each text or image (rows,)."""
+    """Return the id of the label with the highest score in a system's answer to each text or image
+    (rows,)."""
     labels: Integers = np.stack(answers.text).argmax(1)
     return labels
 
@@ -423,8 +426,9 @@ def _unit(vectors: Sequence[Floats]) -> Floats:
 
 @dataclass(frozen=True)
 class Probe:
-    """Linear classifier in closed form: ridge regression onto +1/-1 labels, with the strength that
-    predicts left-out rows best (PRESS; Hastie, Tibshirani, Friedman, eq. 7.52)."""
+    """Linear classifier of metric probe_accuracy in closed form: ridge regression onto +1/-1
+    labels, with the strength that predicts left-out rows best (PRESS; Hastie, Tibshirani, Friedman,
+    eq. 7.52)."""
 
     classes: Integers
     mean: Floats
@@ -433,7 +437,7 @@ class Probe:
 
     @staticmethod
     def fit(features: Floats, labels: Integers) -> Probe:
-        """Fit to features (n, width) and labels (n,). Deterministic."""
+        """Fit the probe to a system's features (n, width) and labels (n,). Deterministic."""
         check_classes(labels.tolist())
         classes = np.unique(labels)
         targets = np.where(labels[:, None] == classes[None], 1.0, -1.0)
@@ -452,7 +456,7 @@ class Probe:
         return Probe(classes, mean, best[1], bias)
 
     def predict(self, features: Floats) -> Integers:
-        """Return the label (n,) of each row of features (n, width)."""
+        """Predict by the probe the label (n,) of each row of features (n, width)."""
         scores = (features - self.mean) @ self.weight + self.bias
         predicted: Integers = self.classes[scores.argmax(1)]
         return predicted

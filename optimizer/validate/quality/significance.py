@@ -100,7 +100,8 @@ def decide_by_counts(
 
 
 def _bound(lost: int, won: int, examples: int, alpha: float) -> float:
-    """Return the upper confidence bound of the drop: the smallest drop that the data reject."""
+    """Return the upper confidence bound of the candidate's drop: the smallest drop that the data
+    reject."""
     rejected, accepted = 1.0, (lost - won) / examples
     while rejected - accepted > 2e-5:
         # Most of [-1, 1] is far away: step out from the estimate before bisection.

@@ -131,7 +131,7 @@ def list_cells(latency: Latency, longest: int, shortest: int = 1) -> list[Cell]:
 
 @dataclass(frozen=True)
 class BatchTimer:
-    """CellTimer of tasks that answer a batch in one forward pass.
+    """CellTimer of tasks whose candidate and baselines answer a batch in one forward pass.
 
     texts: timed inputs
     openings: runners of the systems
@@ -199,7 +199,7 @@ def make_torch_system(model: nn.Module, contract: Contract, encoder: Any) -> Sys
 
 
 def measure_size(folder: Path, name: str) -> int:
-    """Return the bytes of the ONNX model `name` in `folder`, external weights included."""
+    """Return the bytes of the timed ONNX model `name` in `folder`, external weights included."""
     return sum(f.stat().st_size for f in (folder / name, folder / f"{name}.data") if f.is_file())
 
 
@@ -246,7 +246,7 @@ def measure_peak_memory(
 def _shapes(
     contract: Contract, batch: int, sequence: int
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return {input: (shape, type)} of a batch of `batch` rows of `sequence` tokens."""
+    """Return {input: (shape, type)} of a timed batch of `batch` rows of `sequence` tokens."""
     sizes = {"batch": batch, "sequence": sequence}
     return {
         i.name: (tuple(sizes[a] if isinstance(a, str) else a for a in i.axes), i.dtype)

@@ -62,17 +62,17 @@ class CellTimer(Protocol):
         ...
 
     def milliseconds(self, round_: Any) -> float:
-        """Return the time of one round, in ms."""
+        """Return the time of one round of a timed cell, in ms."""
         ...
 
     def samples(self, rounds: Sequence[Any]) -> list[float]:
-        """Return the times in ms whose 99th percentile is judged."""
+        """Return the times in ms of a timed cell whose 99th percentile is judged."""
         ...
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Settings of one timing run.
+    """Settings of one timing run of candidate and baselines.
 
     threads: number of threads of each system
     questions: number of questions that share latency.max_seconds (see count_questions)
@@ -148,7 +148,7 @@ class TimingComparison:
 
     @property
     def opening(self) -> int:
-        """Number of rounds between two openings of the systems."""
+        """Number of rounds between two openings of the timed systems."""
         return self._question.rounds
 
     def more(self, times: Mapping[str, Sequence[Any]]) -> int:

@@ -50,7 +50,7 @@ NAME = "speed.latency_gain"
 
 @dataclass(frozen=True)
 class ModelFolders:
-    """Folders of one model.
+    """Folders of one model whose latency gain is timed.
 
     source: folder with contract.json and checkpoint/, tokenizer included
     model: folder with model.onnx
@@ -130,7 +130,7 @@ class GainCell:
         return next(iter(float_baselines(self.target).values()))
 
     def sizes(self, contract: Contract) -> tuple[int, int]:
-        """Return the sizes of the cell: (batch, tokens of a text or prompt)."""
+        """Return the sizes of the timed cell: (batch, tokens of a text or prompt)."""
         longest = self.latency.sequence[0]
         if not tasks.look_up(contract).generates:
             longest = tasks.longest(contract)

@@ -19,7 +19,7 @@ BETWEEN = 16 << 20  # bytes, at most
 
 
 class Openings:
-    """The runners of several systems, which are closed and opened again between rounds.
+    """The runners of several timed systems, which are closed and opened again between rounds.
 
     openers: {system: function that opens its runner}
     """
@@ -29,9 +29,9 @@ class Openings:
         self._random, self._between, self._count = random.Random(), list[bytearray](), 0
 
     def open(self) -> None:
-        """Close all runners, if open, and open them again. The first to be opened changes from call
-        to call, and memory of random size is allocated between runners; else an allocator would
-        give each its former place."""
+        """Close all runners of timed systems, if open, and open them again. The first to be opened
+        changes from call to call, and memory of random size is allocated between runners; else an
+        allocator would give each its former place."""
         self.close()
         names, first = list(self._openers), self._count % max(len(self._openers), 1)
         self._count += 1
@@ -40,14 +40,14 @@ class Openings:
             self._runners[name] = self._openers[name]()
 
     def close(self) -> None:
-        """Close all runners, in random order."""
+        """Close all runners of timed systems, in random order."""
         for name in self._random.sample(list(self._runners), len(self._runners)):
             self._runners.pop(name).close()
         self._between.clear()
 
     def opened(self, name: str) -> Any:
-        """Return the runner of system `name` that is open now; systems are reopened between
-        rounds."""
+        """Return the runner of the timed system `name` that is open now; systems are reopened
+        between rounds."""
         return self._runners[name]
 
     def runner(self, name: str) -> OpenRunner:
@@ -58,7 +58,8 @@ class Openings:
 
 @dataclass(frozen=True)
 class OpenRunner:
-    """A runner that uses, at each call, the one in `runners` that is open for `name`."""
+    """A timed system's runner that uses, at each call, the one in `runners` that is open for
+    `name`."""
 
     runners: Mapping[str, Any]
     name: str

@@ -40,7 +40,7 @@ as likely (docs/decisions/0059)."""
 
 @dataclass(frozen=True)
 class PredictedTimes:
-    """Predicted times of one cell, in seconds.
+    """Predicted times of one timed cell (batch, sequence) of validate's speed gates, in seconds.
 
     rounds: {system: one round}; the float baseline that the candidate is compared with comes first
     beside: one round of a system that is only shown; it skips rounds once it has taken as much time
@@ -52,19 +52,19 @@ class PredictedTimes:
 
     @property
     def ratio(self) -> float:
-        """The candidate's predicted time / that of the float baseline."""
+        """The candidate's predicted time / that of the float baseline, in one timed cell."""
         return self.rounds[CANDIDATE] / next(iter(self.rounds.values()))
 
     @property
     def round(self) -> float:
-        """Seconds of one round of all systems."""
+        """Seconds of one round of all timed systems."""
         others = sum(self.rounds.values())
         return others + min(self.beside, others)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds and openings of the timing of all cells.
+    """Predicted seconds and openings of validate's timing of all cells.
 
     least: seconds, if every gate is decided after the fewest openings
     likely: seconds, with the likely number of openings
@@ -87,7 +87,7 @@ NOTHING = Prediction(0.0, 0.0, 0, 0)
 
 @dataclass(frozen=True)
 class EncoderSizes:
-    """Sizes of an encoder, in values.
+    """Sizes of an encoder that is timed, in values.
 
     linear: all its matrices and filters but the widest ones, which are embeddings
     wide: values that its linear modules read and return per position
@@ -115,7 +115,7 @@ class EncoderSizes:
     def forward(
         self, speed: MachineSpeed, positions: float, length: float, rate: float, threads: int
     ) -> float:
-        """Predict the seconds of a forward pass.
+        """Predict the seconds of a timed encoder's forward pass.
 
         positions: number of positions of all inputs
         length: number of positions of one input
@@ -131,7 +131,7 @@ class EncoderSizes:
 def predict_batches(
     section: Validation, shapes: Shapes, model: EncoderSizes, each: int, speed: MachineSpeed
 ) -> Prediction:
-    """Predict the timing of a model that answers a batch in one forward pass.
+    """Predict validate's timing of a model that answers a batch in one forward pass.
 
     shapes: shape of every tensor of the checkpoint
     each: positions of an image; 0 for texts
@@ -155,8 +155,8 @@ def predict_batches(
 
 
 def predict_generation(section: Validation, shapes: Shapes, speed: MachineSpeed) -> Prediction:
-    """Predict the timing of text generation. Each step reads all weights once, for all rows of a
-    batch.
+    """Predict validate's timing of text generation. Each step reads all weights once, for all rows
+    of a batch.
 
     shapes: shape of every tensor of the checkpoint
     """
@@ -191,7 +191,8 @@ def _is_timed(section: Validation) -> bool:
 
 
 def _opening(section: Validation, shapes: Shapes, speed: MachineSpeed) -> float:
-    """Predict the seconds of opening the candidate, and the float model where it is timed."""
+    """Predict the seconds of opening the candidate for timing, and the float model where it is
+    timed."""
     packed, count = lowered_bytes(shapes, 4), 1
     if section.validate_.latency.time_float:
         packed, count = packed + 4 * sum(map(math.prod, shapes.values())), 2
@@ -205,7 +206,7 @@ def predict(
     warmup: int,
     per_round: int = 1,
 ) -> Prediction:
-    """Predict the timing of `cells`.
+    """Predict the seconds of validate's timing of `cells`.
 
     opening: seconds of closing and opening all systems
     warmup: rounds after an opening that do not count
@@ -234,8 +235,8 @@ def predict(
 
 
 def _openings(ratio: float, each: float, seconds: float) -> int:
-    """Return the number of openings after which the interval of a ratio leaves out 1: OPENINGS,
-    doubled until then or until `seconds` are spent.
+    """Return the number of openings of timed systems after which the interval of a ratio leaves out
+    1: OPENINGS, doubled until then or until `seconds` are spent.
 
     ratio: predicted ratio
     each: seconds of one opening with its rounds

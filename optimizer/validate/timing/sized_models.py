@@ -90,7 +90,7 @@ def _matching(section: Compression, source: Path) -> Compression:
 
 
 def list_model_folders(folder: Path) -> ModelFolders:
-    """Return the folders that make_model wrote below `folder`."""
+    """Return the folders of a smaller model that make_model wrote below `folder` to be timed."""
     return ModelFolders(folder / "base", folder / "model")
 
 
