@@ -18,7 +18,7 @@ SAME: Literal["same"] = "same"
 
 
 def split_padding(module: nn.Conv2d) -> tuple[Pair, ExtraPadding]:
-    """Return a convolution's padding in numbers: (symmetric part, rest).
+    """Return a torch convolution's padding in numbers: (symmetric part, rest).
 
     The rest is not zero for padding "same" with an odd total, of which PyTorch puts one more on the
     right and below.
@@ -32,7 +32,7 @@ def split_padding(module: nn.Conv2d) -> tuple[Pair, ExtraPadding]:
 
 
 class PaddedConvolution(nn.Conv2d):
-    """Convolution whose image is first padded with zeros by `extra_padding`, which may differ
+    """Torch convolution whose image is first padded with zeros by `extra_padding`, which may differ
     between sides. TensorFlow pads in this way for a stride of 2."""
 
     def __init__(self, like: nn.Conv2d, extra_padding: ExtraPadding | Literal["same"]) -> None:
@@ -60,7 +60,7 @@ class PaddedConvolution(nn.Conv2d):
 
 @dataclass(frozen=True)
 class ConvGeometry:
-    """Geometry of one convolution.
+    """Geometry of one convolution, which several stages compute with its weight as a matrix.
 
     kernel, stride, dilation: (height, width)
     padding: rows and columns of zeros on both sides
@@ -86,8 +86,8 @@ class ConvGeometry:
         return cls(kernel, stride, padding, dilation, module.groups, extra)
 
     def extra_padding_of(self, x: Tensor) -> ExtraPadding:
-        """Return the extra padding for images (images, in, rows, columns), per side. SAME is
-        computed as by transformers' apply_tf_padding (models/mobilenet_v2)."""
+        """Return a convolution's extra padding for images (images, in, rows, columns), per side.
+        SAME is computed as by transformers' apply_tf_padding (models/mobilenet_v2)."""
         if self.extra_padding != SAME:
             return self.extra_padding
         (above, below), (left, right) = (
@@ -106,8 +106,8 @@ class ConvGeometry:
         )
 
     def mean_patch(self, x: Tensor) -> Tensor:
-        """Return the patch under the kernel, averaged over all positions: (images, in * height *
-        width).
+        """Return the patch under a convolution's kernel, averaged over all positions: (images, in *
+        height * width).
 
         x: (images, in, rows, columns)
         """

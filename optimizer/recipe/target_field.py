@@ -24,8 +24,8 @@ from optimizer.recipe.targets import GROUP, SECTIONS, TargetSection
 
 
 def find_section(runtime: str) -> type[TargetSection]:
-    """Return the section class of a runtime, which may come from the record of another distribution
-    (targets/record.py: Target).
+    """Look up the class of a recipe's target section by its runtime, which may come from the record
+    of another distribution (targets/record.py: Target).
 
     Raises KeyError for an unknown runtime, TypeError for an entry point without a section.
     """

@@ -111,7 +111,8 @@ class BucketObjects:
         return self._request(write) or False
 
     def has(self, name: str, blob: Blob) -> bool:
-        """Return True for an object of the blob's size and, if its ETag is an MD5, its content."""
+        """Return True for an object in the bucket of the blob's size and, if its ETag is an MD5,
+        its content."""
         import obstore
 
         meta = self._request(lambda: obstore.head(self._client(), name))
@@ -126,7 +127,8 @@ class BucketObjects:
         return stored is not None and digest_of(stored) == blob.digest
 
     def put(self, name: str, blob: Blob) -> None:
-        """Write a complete object. Raises BundleError for a file that changed since its digest."""
+        """Write a complete object to the bucket. Raises BundleError for a file that changed since
+        its digest."""
         if isinstance(blob.content, Path) and blob.size > self._part_size:
             size = max(self._part_size, -(-blob.size // MOST_PARTS))
             with blob.content.open("rb") as file:
@@ -343,7 +345,7 @@ STORES = {
 
 
 def check_installed(packages: Sequence[str], extra: str, where: str) -> None:
-    """Raise MachineError for a missing package.
+    """Raise MachineError for a missing package that a kind of bucket needs.
 
     packages: packages that must be importable
     extra: name of the extra that installs them
@@ -359,8 +361,8 @@ def check_installed(packages: Sequence[str], extra: str, where: str) -> None:
 
 
 def _read_and_check(blob: Blob, file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield pieces of `size` bytes. Raises BundleError, which aborts the upload, at the end of a
-    file whose digest is not the blob's."""
+    """Yield a file to be sent to a bucket in pieces of `size` bytes. Raises BundleError, which
+    aborts the upload, at the end of a file whose digest is not the blob's."""
     digest = hashlib.sha256()
     while piece := file.read(size):
         digest.update(piece)
@@ -370,10 +372,11 @@ def _read_and_check(blob: Blob, file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def build_size_error(size: int, where: str) -> BundleError:
-    """Build the error for an object that is too large to read into memory."""
+    """Build the error for a bucket's object that is too large to read into memory."""
     return BundleError(f"it has {size:,} bytes, above {LARGEST_READ:,}", where=where)
 
 
 def changed_error(blob: Blob) -> BundleError:
-    """Build the error for a file that no longer has the digest it was read with."""
+    """Build the error for a file that, while it is sent to a bucket, no longer has the digest it
+    was read with."""
     return BundleError("the file changed while it was published", where=f"{blob.content!s:.200}")

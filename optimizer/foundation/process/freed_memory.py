@@ -30,7 +30,7 @@ def keep_freed_memory(below: int) -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Return unused memory to the system.
+    """Return this process's unused memory to the system.
 
     Without it, holes between blocks of different sizes add up to about one byte per weight, so that
     the peak grows with depth.

@@ -57,7 +57,7 @@ class MachineSpeed:
         return count / self.digested
 
     def interpret(self, turns: float) -> float:
-        """Return the seconds for Python code that costs as much as `turns` iterations of the
+        """Predict the seconds for Python code that costs as much as `turns` iterations of the
         measured loop."""
         return turns / self.interpreted
 
@@ -111,7 +111,8 @@ def _measure() -> MachineSpeed:
 
 
 def _fastest(run: Callable[[], object]) -> float:
-    """Return the least processor time, in seconds, of RUNS runs after a warm-up run."""
+    """Measure this machine by the least processor time, in seconds, of RUNS runs after a warm-up
+    run."""
     times = []
     for _ in range(1 + RUNS):
         start = time.thread_time()

@@ -41,8 +41,8 @@ def use_portable_kernels() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise MachineError where torch, MKL or oneDNN would choose kernels by the processor, or sums
-    would use several threads."""
+    """Check this process for portable kernels: raise MachineError where torch, MKL or oneDNN would
+    choose kernels by the processor, or sums would use several threads."""
     import torch
 
     others = {

@@ -15,7 +15,7 @@ from optimizer.foundation.sections.section import Section
 
 
 class HessianOptions(Section):
-    """Options of methods that use the Hessian of a weight's inputs
+    """Options in a recipe of methods that use the Hessian of a weight's inputs
     (optimizer/compress/methods/weights/hessian.py)."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"asymmetric": "float_target"}
@@ -100,7 +100,7 @@ class AutoroundOptions(Section):
 
 
 class ModelTuningOptions(Section):
-    """Options of methods that tune the whole model after its blocks are compressed."""
+    """Options in a recipe of methods that tune the whole model after its blocks are compressed."""
 
     held_out: int = Field(
         3, ge=1, le=MANY, description="windows that are only measured on, never trained on"

@@ -179,8 +179,8 @@ def has_weight(node: ir.Node) -> bool:
 
 
 def find_leaving(product: ir.Node) -> ir.Value:
-    """Find the output of the product's module: that of the last operator of its chain (product,
-    rescaling, bias)."""
+    """Find the output of the module of `product` in an exported or lowered graph: that of the last
+    operator of its chain (product, rescaling, bias)."""
     node = product
     while True:
         users = [n for n, _ in node.outputs[0].uses()]
@@ -191,8 +191,8 @@ def find_leaving(product: ir.Node) -> ir.Value:
 
 
 def find_entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]) -> ir.Value:
-    """Find the float tensor that the product's module reads, in front of the operators that a
-    lowering inserted.
+    """Find the float tensor that the module of `product` reads in a lowered graph, in front of the
+    operators that a lowering inserted.
 
     modules: names of all linear modules
     leaving: outputs of all modules, at which the search ends
@@ -235,8 +235,8 @@ def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int, tup
 
 
 def _sides(value: ir.Value | None, entering: ir.Value) -> tuple[int, ...]:
-    """Padding that a lowering put in front of the quantizer that reads `value`; () for none, and
-    for a Pad of the model's own, which gives what the module reads."""
+    """Return the padding that a lowering put in front of the quantizer that reads `value`; () for
+    none, and for a Pad of the model's own, which gives what the module reads."""
     node = None if value is None or value is entering else value.producer()
     if node is None or node.op_type != "Pad" or node.inputs[1] is None:
         return ()

@@ -200,7 +200,8 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _linear_for_conv1d(model: nn.Module) -> None:
-    """Replace each transformers Conv1D in `model` by an nn.Linear on the meta device."""
+    """Replace each transformers Conv1D in a torch model without weights by an nn.Linear on the meta
+    device."""
     from transformers.pytorch_utils import Conv1D
 
     for path, module in list(model.named_modules()):

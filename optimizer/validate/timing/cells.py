@@ -174,7 +174,8 @@ class TimingComparison:
         return {"median": self._question.middle(ratios), "interval": list(interval)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return fields of the report: `median` as in `ratio`, and those of the stopping rule."""
+        """Return fields of the report's timing: `median` as in `ratio`, and those of the stopping
+        rule."""
         middle = self._question.middle(self.ratios(self._baseline))
         return {"median": middle, **self.rule.as_dict()}
 

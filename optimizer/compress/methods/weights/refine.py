@@ -20,7 +20,7 @@ from optimizer.foundation.qtensor import QTensor, to_scale_grid
 
 @dataclass(frozen=True)
 class DescentBounds:
-    """Bounds within which the descent may move scales and integers.
+    """Bounds within which coordinate descent may move a rounded weight's scales and integers.
 
     scale: (least, largest) magnitudes, (out, groups) each, also for one scale per tensor
     mask: (out, in), False where the value stays 0
@@ -90,7 +90,8 @@ def _by_group(zero_point: Tensor, out: int) -> Tensor:
 
 
 def _better_scale(levels: Tensor, scale: Tensor, G: Tensor, H: Tensor, q: QTensor) -> Tensor:
-    """Compute the scale (out,) of one group that is best for its integers, with the sign it has.
+    """Compute the scale (out,) of one group of a rounded weight that is best for its integers, with
+    the sign it has.
 
     levels, G: (size, out)
     """
@@ -108,8 +109,8 @@ def _better_scale(levels: Tensor, scale: Tensor, G: Tensor, H: Tensor, q: QTenso
 
 @dataclass(frozen=True)
 class _GroupPart:
-    """Some inputs of one group, whose integers are improved together: H (inputs, inputs), scale and
-    zero (out,), mask (inputs, out)."""
+    """Some inputs of one group of a rounded weight, whose integers are improved together: H
+    (inputs, inputs), scale and zero (out,), mask (inputs, out)."""
 
     H: Tensor
     scale: Tensor
@@ -118,7 +119,8 @@ class _GroupPart:
 
 
 def _better_integers(values: Tensor, G: Tensor, at: _GroupPart, q: QTensor) -> Tensor:
-    """Integers (inputs, out) of a part of a group, each in turn the best given all others."""
+    """Compute integers (inputs, out) of a part of a rounded weight's group, each in turn the best
+    given all others."""
     G, integers = G.clone(), torch.empty_like(values)
     for i in range(len(values)):
         best = (values[i] - G[i] / at.H[i, i]) / at.scale + at.zero

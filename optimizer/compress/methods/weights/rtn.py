@@ -68,7 +68,8 @@ def _cover(weight: Tensor, scheme: Scheme) -> QTensor:
 
 
 def _search(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> QTensor:
-    """Round with the scale, out of list_shrinks, whose integers have the least squared error."""
+    """Round a weight with the scale, out of list_shrinks, whose integers have the least squared
+    error."""
     full = _cover(weight, scheme)
     scale, zero_point = full.scale, full.zero_point
     best = _error(weight, scale, zero_point, scheme, importance)
@@ -85,20 +86,20 @@ def _search(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> QTenso
 
 
 def list_shrinks(scheme: Scheme) -> tuple[float, ...]:
-    """List the factors of the absmax scale that a search tries for each scale; the first is 1."""
+    """List the factors of the absmax scale that rounding tries for each scale; the first is 1."""
     return (*SHRINKS, *(-s for s in SHRINKS)) if scheme.full_range else SHRINKS
 
 
 def list_scales(weight: Tensor, scheme: Scheme) -> Tensor:
-    """All scales that `rtn` chooses from, (shrinks, *shape of scale)."""
+    """List all scales that `rtn` chooses from, (shrinks, *shape of scale)."""
     full, _ = absmax_scale(weight, scheme)
     tried = (1.0,) if scheme.bits == 8 else list_shrinks(scheme)
     return torch.stack([scheme_scales(full * shrink, scheme) for shrink in tried])
 
 
 def center_zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor | None:
-    """Zero point of a smaller scale, which centres its window on the entire range; None where
-    symmetric."""
+    """Choose the zero point of a rounded weight's smaller scale, which centres its window on the
+    entire range; None where symmetric."""
     if scheme.symmetric:
         return None
     rows = weight.reshape(scale.numel(), -1)
@@ -115,8 +116,8 @@ def _error(
     scheme: Scheme,
     importance: Tensor | None,
 ) -> Tensor:
-    """Squared error of each scale's values, in the shape of the scale, by the operations of
-    `quantize` and `dequantize` in one new matrix."""
+    """Compute the squared error of rounding by each scale, in the shape of the scale, by the
+    operations of `quantize` and `dequantize` in one new matrix."""
     W, s = weight.reshape(*scale.shape, -1), scale[..., None]
     E = W / s
     if scheme.is_float:
@@ -133,6 +134,7 @@ def _error(
 
 
 def measure_relative_error(weight: Tensor, approximation: Tensor) -> float:
-    """Frobenius norm of the difference / norm of the weight; 0 for a weight of zeros."""
+    """Measure the error of a compressed weight: Frobenius norm of the difference / norm of the
+    weight; 0 for a weight of zeros."""
     norm = float(weight.norm())
     return float((weight - approximation).norm()) / norm if norm else 0.0

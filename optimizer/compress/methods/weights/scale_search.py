@@ -22,7 +22,8 @@ from optimizer.foundation.qtensor import (
 
 
 def search_output_scales(W: Tensor, H: Tensor, scheme: Scheme, sweeps: int = 2) -> QTensor:
-    """Quantize W (out, in) float32, with H (in, in) the sum of x^T x over tokens.
+    """Quantize W (out, in) float32 to nearest with scales searched by output error, with H (in, in)
+    the sum of x^T x over tokens.
 
     It starts from rtn.search_scales weighted by H's diagonal, and the output error never rises.
     Raises ValueError for NaN or infinity in either.

@@ -35,8 +35,8 @@ BETAS, EPSILON = (0.9, 0.95), 1e-15
 
 @dataclass(frozen=True)
 class LearningRates:
-    """Adam's learning rates: relative for scales, in units of the mean magnitude for norm_weights.
-    Both decay linearly to 0."""
+    """Adam's learning rates of scale tuning: relative for scales, in units of the mean magnitude
+    for norm_weights. Both decay linearly to 0."""
 
     scales: float = 1e-3
     norm_weights: float = 1e-3
@@ -44,7 +44,7 @@ class LearningRates:
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """Learning rates, and the type of the products."""
+    """Settings of scale tuning: learning rates, and the type of the products."""
 
     rates: LearningRates = LearningRates()
     dtype: torch.dtype = torch.bfloat16
@@ -58,7 +58,8 @@ def tune_scales(
     options: ScaleTuningOptions,
     training: TuningSettings = TuningSettings(),
 ) -> Tuned:
-    """Tune scales and norm weights, from `start` on.
+    """Tune scales and norm weights of a quantized model towards the float model's logits, from
+    `start` on.
 
     model: float weights in linears and norms, which make it the teacher; unchanged afterwards
     start: {linear: quantized weight}
@@ -101,19 +102,19 @@ def tune_scales(
 
 
 class _Scales:
-    """Scales of one linear during tuning; `log` is the parameter of Adam."""
+    """Scales of one quantized linear during their tuning; `log` is the parameter of Adam."""
 
     def __init__(self, linear: nn.Linear, start: QTensor, dtype: torch.dtype) -> None:
         self.linear, self.start, self.dtype = linear, start, dtype
         self.log = nn.Parameter(torch.zeros_like(start.scale))
 
     def place(self) -> None:
-        """Give the linear its present de-quantized values, as a leaf with a gradient."""
+        """Give the quantized linear its present de-quantized values, as a leaf with a gradient."""
         self.linear.weight = nn.Parameter(self.quantized().dequantize().to(self.dtype))
 
     def take_gradient(self) -> None:
-        """Compute the gradient of the loss by the logarithm of each scale: the sum of value times
-        gradient over its group."""
+        """Compute for scale tuning the gradient of the loss by the logarithm of each scale: the sum
+        of value times gradient over its group."""
         weight = self.linear.weight
         assert weight.grad is not None
         slope = (weight.detach().float() * weight.grad.float()).reshape(*self.log.shape, -1)
@@ -126,8 +127,8 @@ class _Scales:
 
 
 class _HiddenStates:
-    """The model as a function from a batch to the hidden states behind its last block, at real
-    tokens."""
+    """The model whose scales are tuned, as a function from a batch to the hidden states behind its
+    last block, at real tokens."""
 
     def __init__(
         self, features: Callable[[Batch], Tensor], head: Tensor, dtype: torch.dtype
@@ -135,7 +136,8 @@ class _HiddenStates:
         self._features, self._head, self._dtype = features, head, dtype
 
     def rows(self, batch: Batch) -> Tensor:
-        """Hidden states (real tokens, features) float32."""
+        """Compute hidden states (real tokens, features) float32 of the model whose scales are
+        tuned."""
         device = self._head.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
             states = self._features(batch)
