@@ -197,7 +197,7 @@ class EmbeddingSettings:
             yield layer, arrays
 
     def width(self, pooled: int) -> int:
-        """Return the number of dimensions of an answer's vector.
+        """Return the number of dimensions of an answer's embedding, by the contract.
 
         pooled: dimensions after the pooling
         """

@@ -128,8 +128,8 @@ def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
 
 
 def read_attachments(bundle: Path) -> list[tuple[Attachment, bytes]]:
-    """Return (kind, bytes) of each attachment of the folder that exists, and of its report. Raises
-    BundleError for an attachment of another bundle, e.g. from before a rebuild."""
+    """Return (kind, bytes) of each attachment of the bundle to publish that exists, and of its
+    report. Raises BundleError for an attachment of another bundle, e.g. from before a rebuild."""
     pairs = [(a, attachment_path(bundle, a)) for a in ATTACHMENTS]
     pairs.append((REPORT, bundle / "report.html"))
     attached = []
@@ -151,7 +151,8 @@ def read_attachments(bundle: Path) -> list[tuple[Attachment, bytes]]:
 
 
 def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> str:
-    """Return the digest that the tag names, "" for a new tag. RecipeError if it may not move."""
+    """Return the digest that the tag to publish under names, "" for a new tag. RecipeError if it
+    may not move."""
     if tag.endswith(SUFFIX):
         raise RecipeError(
             f"tags that end in {SUFFIX} are reserved for the histories of environments",

@@ -288,7 +288,7 @@ def _check_each(
 def choose_kept_modules(
     sensitivities: Mapping[str, Mapping[str, float]], share: float
 ) -> tuple[str, ...]:
-    """Choose the modules that a candidate keeps in higher precision.
+    """Choose the modules that a search's candidate keeps in higher precision.
 
     These are the modules with the largest squared error per weight, as long as their weights are at
     most `share` of all; () for share 0.

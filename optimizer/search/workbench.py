@@ -93,7 +93,7 @@ class Workbench:
         return self._base.path
 
     def predict_seconds_of_modules(self) -> float:
-        """Predict the seconds that `measure_modules` takes."""
+        """Predict the seconds in which the search measures the sensitivity of all modules."""
         return sensitivity.predict_seconds(self._modules_section, self._base.path)
 
     def measure_modules(self) -> None:

@@ -99,7 +99,8 @@ def _checked(
     new_tokens: int,
     iterations: int,
 ) -> Options:
-    """Check the arguments of `measure_generation`; return the generation options of every cell.
+    """Check the arguments of timing a bundle's text generation; return the generation options of
+    every cell.
 
     Raises InputError for arguments out of range.
     """

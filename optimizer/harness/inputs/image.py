@@ -181,7 +181,7 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
 
 
 def read_received(data: bytes, textual: bool) -> bytes:
-    """Return the bytes of an image file from a request.
+    """Return the bytes of an input image's file from a request.
 
     data: the file, or its base64
     textual: true for base64, as JSON holds it

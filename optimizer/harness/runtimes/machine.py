@@ -135,12 +135,12 @@ def _packages() -> dict[str, str]:
 
 
 def _gpu() -> Gpu | None:
-    """Return the first GPU; None without a GPU or its driver."""
+    """Return this machine's first GPU; None without a GPU or its driver."""
     return next(iter(list_gpus()), None)
 
 
 def list_gpus() -> list[Gpu]:
-    """Return the GPUs that nvidia-smi lists; [] without a GPU or its driver."""
+    """Return this machine's GPUs, which nvidia-smi lists; [] without a GPU or its driver."""
     query = "--query-gpu=name,compute_cap,driver_version,memory.total"
     try:
         done = subprocess.run(

@@ -104,7 +104,7 @@ def percent(value: Any) -> str:
 
 
 def nats(value: Any) -> str:
-    """Format a change of the log-likelihood with its sign: +0.0123 nats/token."""
+    """Format for the report a change of the log-likelihood with its sign: +0.0123 nats/token."""
     return _or_words(value, lambda x: f"{x:+.4f} nats/token")
 
 

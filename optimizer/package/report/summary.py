@@ -25,8 +25,8 @@ COLUMNS = (22, 22, 22, 28)  # name, float, quantized, change; with gaps of 1 thi
 
 
 def summarize(document: Mapping[str, Any]) -> str:
-    """Summarize a run's report for the terminal: one block per target: verdict, gates that did not
-    pass, and a table of quality with interval, p50 and p99 end to end, and size. The first line
+    """Summarize a run's report for the terminal, in one block per target: verdict, gates that did
+    not pass, and a table of quality with interval, p50 and p99 end to end, and size. The first line
     lists dropped targets with reasons. At most 100 columns wide, except that line and commands to
     copy."""
     lines = [_first(document)]

@@ -60,7 +60,7 @@ def _attributes(request: Request) -> dict[str, str | int]:
 
 
 class Tracer:
-    """Converter of ended requests to spans.
+    """Converter of a server's ended requests to trace spans.
 
     processor: an opentelemetry.sdk.trace.SpanProcessor
     """
