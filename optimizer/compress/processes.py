@@ -69,8 +69,8 @@ def check(section: Compression) -> None:
 
 
 def start(function: Callable[..., object], count: int, progress: Path, *arguments: Any) -> None:
-    """Run function(processes, *arguments) in `count` processes. Where one is killed, start all
-    again, unless no block was finished since the last time.
+    """Run function(processes, *arguments) in `count` processes that walk over the blocks. Where one
+    is killed, start all again, unless no block was finished since the last time.
 
     progress: folder of finished blocks
     """
@@ -89,7 +89,7 @@ def start(function: Callable[..., object], count: int, progress: Path, *argument
 
 
 def list_finished(progress: Path) -> list[Path]:
-    """The folders of finished blocks, in order."""
+    """List the folders of blocks that the walk has compressed, in order."""
     return sorted(folder for folder in progress.iterdir() if folder.name.isdigit())
 
 

@@ -53,7 +53,7 @@ class Selection:
 
 
 def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = None) -> Selection:
-    """Select modules by the skeleton.
+    """Select the modules to quantize or prune by the skeleton.
 
     Raises RecipeError for a method or precision that the architecture does not have, for a pattern
     that matches nothing, for a group size or an N:M that does not
@@ -180,8 +180,8 @@ def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> 
 
 
 def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights]]:
-    """Return {module: (place in the recipe, weights)} by the first rule in `layers` that
-    matches."""
+    """Return {module to quantize: (place in the recipe, weights)} by the first rule in `layers`
+    that matches."""
     rules: dict[str, tuple[str, Weights]] = {}
     for i, rule in enumerate(quantize.layers):
         for name in match_modules(model, rule.modules, f"quantize.layers.{i}.modules"):
@@ -212,7 +212,7 @@ def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
 
 
 def _check_tied(model: nn.Module, head: str, name: str, quantize: Quantize) -> None:
-    """Refuse head: tied where the head does not have the embedding's values."""
+    """Refuse to quantize as head: tied where the head does not have the embedding's values."""
     untying = [m.name for m in quantize.chosen if m.unties_head(quantize.options_of(m))]
     tied = model.get_submodule(name).weight is model.get_submodule(head).weight
     if tied and not untying:
@@ -238,13 +238,14 @@ def _check_untied(model: nn.Module, head: str, name: str, quantize: Quantize) ->
 
 
 def list_names(module: str) -> tuple[str, ...]:
-    """Return the names by which a pattern of the recipe may match a module: for an ONNX file also
-    the file's own."""
+    """Return the names by which a pattern of the recipe's quantize or sparsity may match a module:
+    for an ONNX file also the file's own."""
     return module, module.removeprefix(f"{BODY}.")
 
 
 def matches(module: str, patterns: Collection[str]) -> bool:
-    """Return True where a pattern names the module, or a module around it."""
+    """Return True where a pattern of the recipe's quantize or sparsity names the module, or a
+    module around it."""
     parts = module.split(".")
     around = [n for i in range(len(parts)) for n in list_names(".".join(parts[: i + 1]))]
     return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)
@@ -303,7 +304,8 @@ def _why_float(
 
 
 def _inputs(module: nn.Module) -> int:
-    """Return the number of inputs that one output of a linear layer or convolution sums over."""
+    """Return the number of inputs that one output of a linear layer or convolution to quantize sums
+    over."""
     return math.prod(cast(Tensor, module.weight).shape[1:])
 
 
@@ -321,7 +323,8 @@ def make_scheme(weights: Weights) -> Scheme:
 
 
 def _scheme(name: str, shape: tuple[int, int], weights: Weights, where: str) -> Scheme:
-    """Return the scheme of a weight (out, in); RecipeError where its groups do not divide it."""
+    """Return the scheme in which a weight (out, in) is to be quantized; RecipeError where its
+    groups do not divide it."""
     scheme = make_scheme(weights)
     if scheme.granularity == "block":
         try:

@@ -304,7 +304,7 @@ def _segment(
     *,
     last: bool,
 ) -> None:
-    """Compress the blocks of some uses, and write the result into the folder."""
+    """Compress the blocks of some uses in the walk; write the result into the folder."""
     quantize, selection, these = job.section.quantize, job.selection, stream.deal.processes
     blocks = _blocks(stream, uses, selection)
     schemes, sparsity = selection.inside(source, blocks)
@@ -348,7 +348,7 @@ def _tune(
     done: Sequence[Path],
     progress: Path,
 ) -> Path:
-    """Tune the model from the states in `done`; returns the folder of an overriding state."""
+    """Tune the compressed model from the states in `done`; returns an overriding state's folder."""
     folder = progress / "tuned"
     if folder.exists():
         return folder
@@ -387,8 +387,8 @@ def _write_segment(
     corrections: Mapping[str, Tensor] = MappingProxyType({}),
     these: Processes = ONE,
 ) -> None:
-    """Write a finished segment atomically, with the stream that the next one starts from: each
-    process its share, the first the rest."""
+    """Write a segment that the walk compressed atomically, with the stream that the next one starts
+    from: each process its share, the first the rest."""
     partial = folder.with_suffix(".partial")
     if these.first:
         shutil.rmtree(partial, ignore_errors=True)
@@ -413,7 +413,7 @@ def _stream_entries(stream: walk.CalibrationStream) -> Iterator[tuple[str, Tenso
 
 
 def _load_stream(folder: Path, stream: walk.CalibrationStream) -> None:
-    """Read this process's share, whichever processes wrote it."""
+    """Read this process's share of the walk's stream, whichever processes wrote it."""
     from safetensors import safe_open
 
     files = [safe_open(file, "pt") for file in folder.glob(STREAMS)]
@@ -428,7 +428,7 @@ def _load_stream(folder: Path, stream: walk.CalibrationStream) -> None:
 
 
 def _assemble(done: Sequence[Path], source: ModelSource, selection: Selection, out: Path) -> None:
-    """Merge the segments' states, tensor by tensor, and write the report in the model's order."""
+    """Merge the walk's states, tensor by tensor, and write the report in the model's order."""
     parts = [state.read(folder) for folder in done]
     merged = CompressedState(
         weights=_chain([p.weights for p in parts]),
@@ -456,7 +456,7 @@ def _chain(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
 
 
 def files(section: Compression) -> Mapping[str, str]:
-    """Return {name: digest} of the calibration rows, and of the code of the methods in use."""
+    """Return {name: digest} of calibration rows, and of the code of the methods in use."""
     from optimizer.data.datasets import digest_rows
 
     calibrate = section.effective.calibrate
@@ -467,7 +467,7 @@ def files(section: Compression) -> Mapping[str, str]:
 
 
 def estimate_of(section: Compression, shapes: Shapes) -> Estimate:
-    """Predict memory, disk and time of the stage for `optimize plan`."""
+    """Predict memory, disk and time of stage compress for `optimize plan`."""
     if isinstance(shapes, GraphShapes):
         return graph_estimate.estimate(section, shapes)
     return estimate(section, shapes)

@@ -87,7 +87,8 @@ def check_enough(section: Compression | Reduction, source: Path) -> None:
 
 
 def _check_enough(windows: int, section: Compression | Reduction) -> None:
-    """Raise DataError where `windows`, their number, is less than calibration and tuning need."""
+    """Raise DataError where `windows`, the number of calibration windows, is less than calibration
+    and tuning need."""
     calibrate = section.calibrate
     assert calibrate is not None
     tuning = section.quantize.model_tuning if isinstance(section, Compression) else None
@@ -109,21 +110,23 @@ def _check_enough(windows: int, section: Compression | Reduction) -> None:
 
 
 def _window_batch(windows: Iterable[Any]) -> Batch:
-    """Stack token ids of windows of one length to a batch without padding."""
+    """Stack token ids of calibration windows of one length to a batch without padding."""
     ids = torch.stack([torch.as_tensor(w, dtype=torch.int64) for w in windows])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Batches for training, and held-out batches of one window each."""
+    """Calibration batches by which the whole model is tuned, and held-out batches of one window
+    each."""
 
     train: Sequence[Batch]
     held_out: Sequence[Batch]
 
 
 def split(batches: Sequence[Batch], held_out: int, where: str) -> Windows:
-    """Hold out the last `held_out` windows. Raises RecipeError when no others would remain.
+    """Hold out the last `held_out` calibration windows from tuning. Raises RecipeError when no
+    others would remain.
 
     where: place of held_out in the recipe
     """
@@ -144,7 +147,7 @@ def split(batches: Sequence[Batch], held_out: int, where: str) -> Windows:
 
 
 def split_batches(batches: Sequence[Batch]) -> list[Batch]:
-    """Split into batches of one window."""
+    """Split calibration batches into batches of one window."""
     return [
         {name: t[i : i + 1] for name, t in batch.items()}
         for batch in batches
@@ -166,8 +169,8 @@ def generate_windows(
     *,
     step: str,
 ) -> Tensor:
-    """Generate `count` windows (count, length) with the float model, once; a file in `folder`
-    stores them for a run that is resumed.
+    """Generate `count` calibration windows (count, length) with the float model, once; a file in
+    `folder` stores them for a run that is resumed.
 
     step: name of the step in progress messages
     """
@@ -186,5 +189,6 @@ def generate_windows(
 
 
 def batch_windows(windows: Tensor, batch_size: int) -> list[Batch]:
-    """Cut windows (count, length) of token ids into batches of up to `batch_size` windows."""
+    """Cut calibration windows (count, length) of token ids into batches of up to `batch_size`
+    windows."""
     return [_window_batch(part) for part in windows.split(batch_size) if len(part)]

@@ -21,7 +21,8 @@ TOGETHER = 64  # texts generated together
 
 @torch.no_grad()
 def generate(model: nn.Module, text: Tensor, count: int, seed: int) -> Tensor:
-    """Generate windows (count, length) int64, sampled at temperature 1.
+    """Generate calibration windows (count, length) int64 with the float model, sampled at
+    temperature 1.
 
     model: causal language model in memory; its weights are left in bfloat16
     text: (windows, length) int64, source of the prompts
@@ -57,9 +58,9 @@ def _generate(model: Any, prompts: Tensor, length: int, generator: torch.Generat
 
 
 def _sample_token(chances: Tensor, generator: torch.Generator) -> Tensor:
-    """Sample one index per row (rows, 1) of probabilities (rows, vocabulary) by inverting their
-    running sum. (torch.multinomial draws a number per token of the vocabulary, as slow as the
-    blocks.)"""
+    """Sample, for generated calibration text, one index per row (rows, 1) of probabilities (rows,
+    vocabulary) by inverting their running sum. (torch.multinomial draws a number per token of the
+    vocabulary, as slow as the blocks.)"""
     sums = chances.cumsum(-1)
     drawn = torch.rand(len(chances), 1, generator=generator)
     aim = drawn.to(sums.device) * sums[:, -1:]

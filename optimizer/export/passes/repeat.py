@@ -163,13 +163,14 @@ class BlockOutput:
         self.name, self.type, self.shape = str(self.value.name), self.value.type, self.value.shape
 
     def as_block(self) -> None:
-        """Inside a comparison of blocks, give the value the name and type that it would have inside
-        a block."""
+        """Inside a comparison of the exported graph's blocks, give the value the name and type that
+        it would have inside a block."""
         self.value.name = self.following
         self.value.type, self.value.shape = self.like.type, self.like.shape
 
     def as_answer(self, value: ir.Value) -> None:
-        """Give `value`, the last block's, the name and type of the model's output."""
+        """Give `value`, the last block's in the grown graph, the name and type of the model's
+        output."""
         value.name, value.type, value.shape = self.name, self.type, self.shape
 
 

@@ -57,8 +57,8 @@ class QuantizedModule:
     def qtensor(
         self, integers: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme
     ) -> QTensor:
-        """Build the module's weight as QTensor. Raises CheckpointError for a scale that no 16-bit
-        target holds."""
+        """Build the weight of a quantized checkpoint's module as QTensor. Raises CheckpointError
+        for a scale that no 16-bit target holds."""
         scale = scale.float().contiguous()
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
             raise self.wrong("a scale is zero, negative, NaN or infinite")

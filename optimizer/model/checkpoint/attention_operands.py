@@ -60,7 +60,8 @@ def install_operands(model: nn.Module, operands: Iterable[str]) -> nn.Module:
 
 
 def _register() -> str:
-    """Register `attention` with transformers, which looks it up by name; return the name."""
+    """Register `attention`, whose operands pass through identities, with transformers, which looks
+    it up by name; return the name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 

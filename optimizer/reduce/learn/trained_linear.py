@@ -70,7 +70,8 @@ class TrainedLinear(nn.Module):
 
     @property
     def covered(self) -> Range | None:
-        """Activation range of the input as trained so far; None where no static range is used."""
+        """Activation range of the input as qat trained it so far; None where no static range is
+        used."""
         if self.start_range is None or self.log_range is None:
             return None
         return ste.scale_range(self.start_range, self.log_range)

@@ -38,7 +38,7 @@ FILE = "blocks.json"
 
 @dataclass(frozen=True)
 class RemovedBlock:
-    """A removed block.
+    """A block that depth reduction removed.
 
     value: its influence or, with `measured`, the divergence of the answers without it and the
         blocks removed before it, in nats or as 1 - cosine
@@ -65,8 +65,8 @@ def choose(
 
 
 def sample_texts(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """Return at most `count` texts, each as a batch of its own, spread evenly over `batches`, which
-    may be ordered by length."""
+    """Choose calibration texts for removing blocks: at most `count`, each as a batch of its own,
+    spread evenly over `batches`, which may be ordered by length."""
     texts: list[Batch] = [
         {name: t[i : i + 1] for name, t in batch.items()}
         for batch in batches

@@ -210,8 +210,8 @@ class _LabelObjects:
         self._counts, self._added = counts, added
 
     def average_precision(self, weights: Floats) -> Floats:
-        """Compute the average precision (rows,) of the label; NaN in a row of weights without a
-        right object.
+        """Compute a judged detector's average precision (rows,) of the label; NaN in a row of
+        weights without a right object.
 
         weights: (rows, images)
         """
