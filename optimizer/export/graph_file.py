@@ -72,8 +72,8 @@ class _GraphWriter:
         return self.initializers[name]
 
     def fresh(self, name: str) -> str:
-        """Return a free name for a tensor or operator: `name`, with underscores appended until no
-        tensor or operator has the name."""
+        """Return a free name for a tensor or operator of the float graph that is built: `name`,
+        with underscores appended until no tensor or operator has the name."""
         while name in self.taken:
             name += "_"
         return name

@@ -32,13 +32,14 @@ def converts(model_type: str) -> bool:
 
 
 def find_renamed(names: Iterable[str], model: nn.Module) -> dict[str, str]:
-    """Return {name in a file: name in the model} of tensors that are renamed only."""
+    """Return {name in a source's file: name in the model} of tensors that are renamed only when
+    load reads them."""
     return {n: new for n, (new, anew) in _find_changed(names, model).items() if not anew}
 
 
 def find_converted(names: Iterable[str], model: nn.Module) -> dict[str, str]:
-    """Return {name in a file: first parameter made from it} of tensors split, joined or
-    rearranged."""
+    """Return {name in a source's file: first parameter made from it} of tensors split, joined or
+    rearranged when load reads them."""
     return {n: new for n, (new, anew) in _find_changed(names, model).items() if anew}
 
 

@@ -14,7 +14,7 @@ def digest_of(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Blob:
-    """Bytes with their digest, "sha256:...".
+    """Bytes of an object in a bucket or registry with their digest, "sha256:...".
 
     content: the bytes, or the file that holds them
     """

@@ -45,15 +45,17 @@ class MachineSpeed:
     threads: int
 
     def multiply(self, count: float) -> float:
-        """Predict the seconds for `count` multiply-adds of matrix products on all threads."""
+        """Predict this machine's seconds for `count` multiply-adds of matrix products on all
+        threads."""
         return count / (self.products * self.threads)
 
     def compute(self, count: float) -> float:
-        """Predict the seconds for `count` operations on values in the cache, on all threads."""
+        """Predict this machine's seconds for `count` operations on values in the cache, on all
+        threads."""
         return count / (self.values * self.threads)
 
     def digest(self, count: float) -> float:
-        """Predict the seconds for the SHA-256 of `count` bytes."""
+        """Predict this machine's seconds for the SHA-256 of `count` bytes."""
         return count / self.digested
 
     def interpret(self, turns: float) -> float:
@@ -62,8 +64,8 @@ class MachineSpeed:
         return turns / self.interpreted
 
     def move(self, count: float) -> float:
-        """Predict the seconds for reading and writing `count` bytes; threads share the memory's
-        bandwidth."""
+        """Predict this machine's seconds for reading and writing `count` bytes; threads share the
+        memory's bandwidth."""
         return count / self.bytes
 
 

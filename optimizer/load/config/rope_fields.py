@@ -44,8 +44,8 @@ class Rope(BaseModel):
 
 
 def check(config: Mapping[str, Any], file: Path | str) -> None:
-    """Raise CheckpointError naming a number of `config`, the content of config.json, that is out of
-    range, or two that are not in order."""
+    """Raise CheckpointError naming a number of rotary positions in `config`, the content of
+    config.json, that is out of range, or two that are not in order."""
     for where, fields in _objects(config, file):
         try:
             rope = Rope.model_validate(dict(fields))
@@ -69,7 +69,8 @@ def check(config: Mapping[str, Any], file: Path | str) -> None:
 def _objects(
     config: Mapping[str, Any], file: Path | str
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (path of the field, object) of each object of rope parameters, nested or not."""
+    """Yield (path of the field, object) of each object of rope parameters in config.json, nested or
+    not."""
     for name in NAMES:
         document = config.get(name)
         if document is not None and not isinstance(document, dict):

@@ -99,12 +99,13 @@ class Family:
 
     @property
     def uneven(self) -> bool:
-        """True for an architecture whose blocks may differ in the shapes of their inputs."""
+        """True for an architecture with blocks that may differ in the shapes of their inputs."""
         return "*" in self.blocks or "{" in self.blocks
 
     @property
     def quantizes_convolutions(self) -> bool:
-        """True where convolutions that are followed by a BatchNorm are quantized."""
+        """True for an architecture where convolutions that are followed by a BatchNorm are
+        quantized."""
         pairs = () if self.batch_norms is None else self.batch_norms.pairs
         return any(name.endswith(p.convolution) for p in pairs for name in self.linears)
 
@@ -117,12 +118,12 @@ class Family:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """Names of a block's norms whose outputs are read by linear layers only (producers of
-        smooth pairs)."""
+        """Names of the norms in an architecture's block whose outputs are read by linear layers
+        only (producers of smooth pairs)."""
         return tuple(p.producer for p in self.smooth if p.producer not in self.linears)
 
     def is_transposed(self, parameter: str) -> bool:
-        """Return True for a parameter that checkpoints hold as (in, out)."""
+        """Return True for a parameter that the architecture's checkpoints hold as (in, out)."""
         return any(f".{parameter}".endswith(f".{name}.weight") for name in self.transposed)
 
     @property

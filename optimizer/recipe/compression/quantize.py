@@ -445,12 +445,13 @@ class Quantize(Section):
 
     @property
     def model_tuning(self) -> ModelTuningOptions | None:
-        """Options of the method that tunes the whole model; None without such a method."""
+        """Options in the recipe of the method that tunes the whole model; None without such a
+        method."""
         tuning = self.of_kind("model-tuning")
         return self.options_of(tuning[0]) if tuning else None
 
     def options_of(self, method: Method) -> Any:
-        """Return the recipe's section with a method's options; None for a method without
+        """Return the recipe's section with the options of `method`; None for a method without
         options."""
         return getattr(self, method.name, None)
 

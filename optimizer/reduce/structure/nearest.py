@@ -42,8 +42,8 @@ Cut = Callable[[Sizes, Sequence[Batch], Path, Path], object]
 
 @dataclass(frozen=True)
 class MeasuredSizes:
-    """Candidate sizes and their distance from the reference on each text, in nats or as 1 -
-    cosine."""
+    """Candidate sizes of a smaller model and their distance from the reference on each text, in
+    nats or as 1 - cosine."""
 
     sizes: Sizes
     distances: Tensor
