@@ -113,7 +113,7 @@ class Budget(Section):
         2.0,
         gt=0,
         le=10_000,
-        description="hours after which no further trial starts; of a resumed search those before "
+        description="hours in which trials and confirmation end; of a resumed search those before "
         "count too",
     )
     trials: int = Field(200, ge=1, le=MANY, description="trials, at most")

@@ -7,6 +7,8 @@ the process.
     of         digest of the recipe and of its model's answers; a file of another search is ignored
     finished   number of trials that have ended
     seconds    time of the search at the end of the last of them
+    longest    seconds of the longest of them, in the run that ended it
+    gates      seconds that the gates of the first kept candidate took
     running    {"form", "steps", "ends"} of the trial that runs: finished steps of the store before
                it, and how often the process has ended in it without finishing a further one
     skipped    candidates that are not tried again
@@ -25,6 +27,7 @@ from contextlib import suppress
 from typing import Any
 
 from optimizer.foundation import atomic
+from optimizer.search.candidates import Candidate
 from optimizer.shared_store import Root, SharedStore
 from optimizer.store import MADE_FROM
 
@@ -37,6 +40,9 @@ class Progress:
 
     of: digest of the recipe and of its model's answers
     started: clock in seconds at the start of this run
+
+    validated: candidate that went through all gates before the others were tried; None: none did
+    ended: reason for which no further trial started; "" without one
     """
 
     def __init__(
@@ -44,9 +50,12 @@ class Progress:
     ) -> None:
         self._root, self._name = root, f"search/{name}.json"
         self._clock, self._since = clock, started
-        fresh: dict[str, Any] = {"finished": 0, "seconds": 0.0, "running": None, "skipped": []}
-        fresh["unmeasured"] = None
+        fresh: dict[str, Any] = {"finished": 0, "seconds": 0.0, "longest": 0.0, "gates": 0.0}
+        fresh |= {"running": None, "skipped": [], "unmeasured": None}
         self._state = {"of": of, **fresh}
+        self._began = started
+        self.validated: Candidate | None = None
+        self.ended = ""
         with suppress(OSError, ValueError, LookupError, TypeError):
             if isinstance(root, SharedStore):
                 data = root.read(self._name) or b""
@@ -66,6 +75,49 @@ class Progress:
         """Seconds spent on the search, earlier runs included."""
         return float(self._state["seconds"]) + self._clock() - self._since
 
+    @property
+    def confirmation(self) -> float:
+        """Seconds that a confirmation takes, by the gates of the first kept candidate."""
+        return float(self._state["gates"])
+
+    def reserve(self, candidate: Candidate, seconds: float) -> None:
+        """Record that a candidate of the search went through all gates, and in how many seconds.
+
+        The longer time of an earlier run of this search is kept, because this one reused its steps.
+        """
+        self.validated = candidate
+        self._state["gates"] = max(self.confirmation, seconds)
+        self._write()
+
+    def find_want_of_time(self, budget: float) -> str:
+        """Return why no further trial of the search starts: one as long as the longest, and a
+        confirmation after it, would end after the budget. "" if they would not.
+
+        budget: seconds
+        """
+        left, trial = budget - self.seconds, float(self._state["longest"])
+        if left <= 0:
+            return "search.budget.hours were spent"
+        if left > trial + self.confirmation:
+            return ""
+        return (
+            f"{left:.0f} s of search.budget.hours were left, a trial took up to {trial:.0f} s, and "
+            f"a confirmation takes about {self.confirmation:.0f} s"
+        )
+
+    def find_want_of_confirmation(self, candidate: Candidate, budget: float) -> str:
+        """Return why a candidate of the search cannot be confirmed within the budget; "" if it can.
+
+        budget: seconds
+        """
+        left = budget - self.seconds
+        if candidate == self.validated or left > self.confirmation:
+            return ""
+        return (
+            f"not confirmed, which takes about {self.confirmation:.0f} s: {max(left, 0):.0f} s "
+            "of search.budget.hours were left"
+        )
+
     def decide(self, find_reason: Callable[[], str]) -> str:
         """Return why the search does not measure the modules, as an earlier run of this search
         decided.
@@ -79,6 +131,7 @@ class Progress:
 
     def begin(self, candidate: str) -> str:
         """Record that a trial of the search begins; return the reason to skip it, "" to run it."""
+        self._began = self._clock()
         steps = finished_steps(self._root)
         running = self._state["running"] or {}
         same = running.get("form") == candidate
@@ -97,7 +150,8 @@ class Progress:
         adds no time."""
         self._state["running"] = None
         if number > self.finished:
-            self._state |= {"finished": number, "seconds": self.seconds}
+            longest = max(float(self._state["longest"]), self._clock() - self._began)
+            self._state |= {"finished": number, "seconds": self.seconds, "longest": longest}
         self._since = self._clock()
         self._write()
 

@@ -56,6 +56,7 @@ def build_document(result: Result, file: Path | None, report: Path) -> dict[str,
         ],
         "space": result.space,
         "unmeasured": result.unmeasured or None,
+        "ended": result.ended or None,
         "rows": result.rows,
         "errors": {
             "stopped_within_the_margin": alpha,
@@ -145,6 +146,9 @@ def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
     ]
     winner = result.winner
     lost += _unmeasured(result)
+    if result.ended:
+        tried = f"{len(result.trials)} of {result.space} candidates"
+        lost.append(f"Tried {tried}: {result.ended}. Raise search.budget.hours to try more.")
     if winner is not None:
         rows = f"{result.rows['held_out']:,} {_rows(result)}"
         again = ""
@@ -171,6 +175,11 @@ def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
         f"Each number of {_rows(result)} above is for one half of validate.data, which needs twice "
         "that number."
     )
+    if result.late:
+        more = (
+            "search.budget.hours did not suffice to confirm the best ones: raise it and search "
+            "again; finished steps are reused."
+        )
     return [*undecided, *lost, f"Inconclusive: no candidate was shown to keep the margin. {more}"]
 
 

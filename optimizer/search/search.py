@@ -46,7 +46,7 @@ from optimizer.search.workbench import (
     find_deciding_gate,
 )
 from optimizer.shared_store import Root
-from optimizer.store import Store, digest_file
+from optimizer.store import digest_file
 
 MODULES = "sensitivities of modules"
 Table = tuple[Path, Path | None]
@@ -71,6 +71,8 @@ class Result:
     price: price per hour of the machine that answers; None: no costs
     unmeasured: reason for which modules were not measured, so that no candidate with a share in
         higher precision was tried; "" otherwise
+    ended: reason for which no further trial started, where the budget ended the trials
+    late: True where a candidate was not confirmed, because the budget did not suffice
     """
 
     recipe: Recipe
@@ -86,6 +88,8 @@ class Result:
     server: TunedServer | None = None
     price: float | None = None
     unmeasured: str = ""
+    ended: str = ""
+    late: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -155,8 +159,13 @@ def run(
     kept = [t for t in trials if t.outcome == "kept"]
     ordered = order_for_confirmation(kept, bench.search.objective)
     raced: dict[str, Any] = {}
+    late: list[str] = []
 
     def judge(trial: Trial, alpha: float) -> tuple[Verdict, str]:
+        budget = bench.search.budget.seconds
+        if why := progress.find_want_of_confirmation(trial.candidate, budget):
+            late.append(why)
+            return "inconclusive", why
         try:
             return _confirm(bench, trial, alpha, raced, trials[0].outcome == "kept")
         except Exception as e:  # such as LedgerError, with which validate ends
@@ -187,6 +196,8 @@ def run(
         "" if known is None else f"{known.file}, of {known.machine}",
         server,
         unmeasured=unmeasured,
+        ended=progress.ended,
+        late=bool(late),
     )
 
 
@@ -221,6 +232,7 @@ def _try_all(
     progress.begin(bench.first.label(bench.recipe))  # errors of the recipe itself are raised
     trials = [_announced(bench.try_(bench.first, None), 1)]
     progress.end(1)
+    _reserve_confirmation(bench, trials[0], progress)
     rest = [c for c in space if not c.finer]
     _try_each(bench, rest, trials, progress, ranked)
     why = ""
@@ -259,6 +271,7 @@ def _find_want_of_time(bench: Workbench, progress: Progress) -> str:
     left = bench.search.budget.seconds - progress.seconds
     if left <= 0:
         return "search.budget.hours were spent"
+    left = max(left - progress.confirmation, 0.0)
     needed = bench.predict_seconds_of_modules()
     if needed <= left:
         return ""
@@ -302,11 +315,13 @@ def _try_each(
         for trial in trials:
             proposals.tell(trial)
     while len(trials) < most:
-        if len(trials) >= progress.finished and progress.seconds >= budget.seconds:
-            break
         candidate = proposals.propose(trials)
         if candidate is None:
             break
+        if len(trials) >= progress.finished:
+            progress.ended = progress.find_want_of_time(budget.seconds)
+            if progress.ended:
+                break
         expected = expect(trials)
         figures = {"objective": expected.objectives([candidate])[0]}
         if bench.sensitivities:
@@ -323,6 +338,27 @@ def _try_each(
         proposals.tell(trial)
         trials.append(_announced(trial, len(trials) + 1))
         progress.end(len(trials))
+        _reserve_confirmation(bench, trial, progress)
+
+
+def _reserve_confirmation(bench: Workbench, trial: Trial, progress: Progress) -> None:
+    """Run the first kept candidate through all gates, and reserve as much time for the confirmation
+    of another one. Errors count as a confirmation that ended there; they are reported if the
+    candidate is confirmed."""
+    spent = progress.seconds >= bench.search.budget.seconds
+    if trial.outcome != "kept" or progress.validated is not None or spent:
+        return
+    if progress.begin(f"the gates of {trial.label}"):
+        return
+    say(f"search: {trial.label} goes through all gates, for the time that a confirmation takes")
+    before = progress.seconds
+    try:
+        bench.rehearse_confirmation(trial.candidate)
+    except Exception as e:
+        explain_refusal(trial.label, e)
+    finally:
+        progress.interrupt()
+    progress.reserve(trial.candidate, progress.seconds - before)
 
 
 def _find_smaller_excess(
@@ -400,8 +436,7 @@ def _confirm(
         slower = bench.search.objective == "latency" and low is not None and low > 1
         if slower and recipe_kept and _recipe_passes(bench):
             return "fail", f"timed again it takes {raced['to_recipe']['median']:.3f} times as long"
-    store = Store(bench.root, until="validate")
-    outcome = pipeline.run(built.recipe, store)
+    outcome = bench.validate(built)
     verdict = pipeline.verdict(outcome.built)
     report = json.loads((outcome.built[0].report.path / "report.json").read_text("utf-8"))
     if verdict != "pass":

@@ -19,6 +19,7 @@ from optimizer.harness.errors import ExplainedError
 from optimizer.harness.shown import scrub
 from optimizer.recipe.schema import Compression, Recipe
 from optimizer.recipe.search import Search
+from optimizer.search import sequential
 from optimizer.search.candidates import Candidate, choose_kept_modules, derive_recipe
 from optimizer.search.stages import answered, judging, race, sensitivity
 from optimizer.search.stages.sections import Judging, Race
@@ -180,6 +181,18 @@ class Workbench:
         section = Judging(validation=validation, part=part, alpha=alpha)
         step = self._store().step(judging.STAGE, section, self._answered, built.artifacts)
         return _read(step, judging.FILE)
+
+    def validate(self, built: BuiltCandidate) -> pipeline.Outcome:
+        """Run a candidate through all gates of its recipe."""
+        return pipeline.run(built.recipe, Store(self.root, until="validate"))
+
+    def rehearse_confirmation(self, candidate: Candidate) -> None:
+        """Make the steps of a candidate's confirmation, whose verdicts are read after all trials:
+        the gates of its recipe, and of the recipe itself also the held-out rows."""
+        built = self.build(candidate)
+        if candidate == self.first:
+            self.judge(built, "held_out", sequential.confirmation_error(self.alpha, 0))
+        self.validate(built)
 
     def race(
         self, built: BuiltCandidate, beside: Mapping[str, Candidate], *, confirm: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizer.search import chosen_recipe
+from optimizer.search.candidates import Candidate
 from optimizer.search.progress import Progress
 
 
@@ -37,6 +38,21 @@ def test_a_resumed_search_counts_its_time_on_and_finished_trials_cost_none(tmp_p
     again.end(3)
     assert start(tmp_path, clock).seconds == 150
     assert start(tmp_path, clock, "other").seconds == 0
+
+
+def test_no_trial_starts_that_would_leave_no_time_for_a_confirmation(tmp_path: Path) -> None:
+    clock, recipe, other = Clock(), Candidate(0, ("rtn",)), Candidate(0, ("gptq",))
+    progress = start(tmp_path, clock)
+    progress.begin("rtn")
+    clock.now += 50
+    progress.end(1)
+    progress.reserve(recipe, 30.0)
+    assert progress.find_want_of_time(131) == ""
+    assert "trial took up to 50 s" in progress.find_want_of_time(129)
+    assert "trial took up to 50 s" in start(tmp_path, clock).find_want_of_time(129), "resumed"
+    assert progress.find_want_of_confirmation(other, 81) == ""
+    assert "takes about 30 s" in progress.find_want_of_confirmation(other, 79)
+    assert progress.find_want_of_confirmation(recipe, 79) == ""
 
 
 def test_a_form_in_which_the_process_ends_twice_without_a_step_is_skipped(tmp_path: Path) -> None:

@@ -130,13 +130,14 @@ def test_modules_are_measured_only_after_the_candidates_that_do_not_need_it(
 
 
 @pytest.mark.parametrize(
-    ("hours", "step", "tried", "why"),
-    [(1, 7200.0, 1, "hours were spent"), (1e-6, 0.0, 2, "it would take about")],
+    ("hours", "step", "tried", "why", "code"),
+    [(1, 7200.0, 1, "hours were spent", 4), (1e-6, 0.0, 2, "it would take about", 0)],
 )
-def test_modules_are_not_measured_where_the_budget_does_not_suffice_also_when_resumed(
-    recipe: Path, store: Path, hours: float, step: float, tried: int, why: str
+def test_where_the_budget_does_not_suffice_nothing_more_is_tried_also_when_resumed(
+    recipe: Path, store: Path, hours: float, step: float, tried: int, why: str, code: int
 ) -> None:
-    """Each look at the clock finds it `step` seconds later."""
+    """Each look at the clock finds it `step` seconds later. The recipe itself was tried
+    beyond the hours in the first case, so nothing is claimed."""
     short = recipe_file.read(recipe, [*PER_MODULE, f"search.budget.hours={hours}"])
     first = search.run(short, store, itertools.count(0.0, step).__next__)
     again = search.run(short, store, lambda: 0.0)
@@ -144,6 +145,9 @@ def test_modules_are_not_measured_where_the_budget_does_not_suffice_also_when_re
         assert why in ended.unmeasured
         shown = report.write_text(ended, report.build_document(ended, Path("x"), Path("y")))
         assert "Not tried: candidates with some modules in float" in shown
+        assert (f"Tried 1 of {ended.space} candidates" in shown) == (tried == 1)
+        assert ended.exit_code == code
+        assert ("hours did not suffice" in shown) == (code == 4)
     assert [t.outcome for t in first.trials] == ["kept"] * tried
 
 
