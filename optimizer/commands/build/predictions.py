@@ -11,6 +11,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from optimizer.recipe.stage_sections import Validation
+from optimizer.recipe.targets import TargetSection
 from optimizer.store import MADE_FROM, CompressedShapes, Estimate, Shapes, Store
 
 NAMED = 3
@@ -23,8 +25,9 @@ BRIEF = 30
 def build_document(store: Store) -> list[dict[str, Any]]:
     """Predict each step of a run for `optimize plan`; return an entry per step.
 
-    An entry is {stage, key, what: "reuse", "fetch" or "run", why}; with `disk` to fetch, and with
-    `memory`, `disk`, `seconds` and `device_memory` on a GPU to run. Sizes are in bytes.
+    An entry is {stage, key, target, what: "reuse", "fetch" or "run", why}; with `disk` to fetch,
+    and with `memory`, `disk`, `seconds` and `device_memory` on a GPU to run. `target` is the name
+    of the target that the step is for alone, else "". Sizes are in bytes.
 
     store: dry store after `pipeline.run`
 
@@ -63,7 +66,13 @@ def _entry(logged: dict[str, Any], store: Store, shapes: Shapes) -> dict[str, An
     shapes: shapes of the checkpoint's tensors
     """
     step, stage = logged["step"], logged["of"]
-    entry = {"stage": step.stage, "key": step.key, "what": "reuse", "why": "finished before"}
+    entry = {
+        "stage": step.stage,
+        "key": step.key,
+        "target": _name_target(logged["section"]),
+        "what": "reuse",
+        "why": "finished before",
+    }
     if step.unfetched is not None:
         size = sum(file["size"] for file in step.unfetched.values())
         return {**entry, "what": "fetch", "why": "finished on another machine", "disk": size}
@@ -81,6 +90,14 @@ def _entry(logged: dict[str, Any], store: Store, shapes: Shapes) -> dict[str, An
         "seconds": estimate.seconds,
         "device_memory": estimate.device_memory,
     }
+
+
+def _name_target(section: Any) -> str:
+    """Return the name of the target that a step of the plan is for, by its section of the recipe;
+    "" for a step of all targets."""
+    if isinstance(section, Validation):
+        section = section.target
+    return section.name if isinstance(section, TargetSection) else ""
 
 
 def _explain_run(made_from: dict[str, Any], folder: Path, recipe: str) -> str:
@@ -144,13 +161,16 @@ def format_entries(entries: list[dict[str, Any]]) -> str:
             if e["what"] == "run"
             else f"{'-':>9}{format_bytes(e['disk']) if 'disk' in e else '-':>9}{'-':>9}"
         )
-        rows.append(f"{e['stage']:<10}{e['what']:<8}{need}  {e['why']}")
+        target = f"{e['target']}: " if e.get("target") else ""
+        rows.append(f"{e['stage']:<10}{e['what']:<8}{need}  {target}{e['why']}")
     running = [e for e in entries if e["what"] == "run"]
+    searched = "; the search comes on top" if any(e["what"] == "try" for e in entries) else ""
     rows.append(
         f"{'total':<10}{len(running)} to run"
         f"{format_bytes(max((e['memory'] for e in running), default=0)):>9}"
         f"{format_bytes(sum(e.get('disk', 0) for e in entries)):>9}"
-        f"{_seconds(sum(e['seconds'] for e in running)):>9}  (memory: the highest peak)"
+        f"{_seconds(sum(e['seconds'] for e in running)):>9}"
+        f"  (memory: the highest peak{searched})"
     )
     on_gpu: dict[str, int] = {}
     for e in running:

@@ -33,6 +33,16 @@ def test_every_step_is_foretold_with_its_needs(recipe: Path, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_row_names_the_target_that_its_step_is_for(recipe: Path, tmp_path: Path) -> None:
+    two = "targets=[{runtime: onnxruntime}, {runtime: openvino}]"
+    words = ("plan", str(recipe), "--store", str(tmp_path), "--set", two)
+    entries = json.loads(optimize("--json", *words).stdout)
+    targets = {s: [e["target"] for e in entries if e["stage"] == s] for s in ("load", "lower")}
+    assert targets == {"load": [""], "lower": ["onnxruntime-cpu", "openvino-cpu"]}
+    rows = predictions.format_entries(entries).splitlines()
+    assert [" onnxruntime-cpu: " in row for row in rows if row.startswith("lower")] == [True, False]
+
+
 def test_a_rule_that_matches_nothing_is_refused_once_the_model_is_there(
     recipe: Path, tmp_path: Path
 ) -> None:
