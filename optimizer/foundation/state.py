@@ -138,7 +138,8 @@ class Range:
 
     @property
     def offset(self) -> float:
-        """Offset for a runtime without zero points, by the formula of the class."""
+        """Number that a runtime without zero points subtracts from an input before it divides by
+        `scale`."""
         return (128 - self.zero_point) * self.scale
 
 

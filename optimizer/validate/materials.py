@@ -55,7 +55,8 @@ class Materials(RunArtifacts):
 
     @cached_property
     def folded_model(self) -> nn.Module:
-        """The float model with replaced parameters. The others share the float model's memory."""
+        """The float model with the parameters that compress changed without rounding them (folded
+        factors, corrected biases); the other parameters share the float model's memory."""
         if not self.state.replaced:
             return self.float_model
         loaded = (*self.float_model.named_parameters(), *self.float_model.named_buffers())

@@ -85,7 +85,8 @@ class CalibrationStream:
 
     @property
     def products(self) -> torch.autocast:
-        """Return the autocast context in which blocks run, with the stream's type of products."""
+        """Return the autocast context in which the walk runs a block: matrix products in bfloat16,
+        or in float32."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.float == "bf16")
 
     @contextmanager

@@ -102,7 +102,8 @@ def check_labels(labels: str | None, contract: Contract) -> None:
 
 
 def accepts_labels(contract: Contract) -> bool:
-    """Return True if a command or request may give the labels to choose from."""
+    """Return True if `predict` accepts --labels for this contract's model: the labels to choose
+    from."""
     return tasks.look_up(contract).chooses or contract.label_texts is not None
 
 

@@ -217,7 +217,8 @@ def list_absent_patterns(schemes: dict[str, ModuleScheme], head: str) -> list[st
 
 
 def write_notes(schemes: dict[str, ModuleScheme], *, caches: bool = False) -> list[str]:
-    """Write sentences for users of the folder: limits of its readers with these schemes.
+    """Write sentences for users of a compressed-tensors folder on what vLLM and transformers cannot
+    do with these schemes.
 
     caches: True where the KV caches are in FP8
     """

@@ -91,7 +91,8 @@ def _quantized_inputs(group: BlockGroup, inputs: QuantizedInputs) -> Iterator[No
 def _quantizer(
     inputs: QuantizedInputs, name: str
 ) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
-    """Return a function that fake-quantizes the input of module `name`, with gradients."""
+    """Return a function that fake-quantizes the input of module `name` with gradients, while
+    AutoRound learns the rounding of a block."""
     factor = inputs.factors.get(name)
     covered = None if inputs.mode == "token" else inputs.ranges[name]
 

@@ -273,8 +273,10 @@ class OpenVinoRunner(Closing):
         """Return an empty paged KV cache in OpenVINO, initially for `texts` texts of `tokens`
         tokens.
 
-        With integer products a companion makes scores independent of the other texts. It costs 3 %
-        of the time of one text (SmolLM2), but a third with float products, which get none.
+        Steps of single tokens compute two more tokens, whose scores are discarded, where products
+        are in integers: so the scores of a text are the same bits beside any other texts. That
+        costs 3 % of the time of one text (SmolLM2); with float products it would cost a third, and
+        is left out.
         """
         companion = self.settings.block > 0
         return Pages(import_package(), self._paged, texts, tokens, companion=companion)

@@ -8,7 +8,8 @@ from typing import Any
 
 
 def timing_cache(config: Any, path: Path | None) -> Any:
-    """Give the config of TensorRT's builder the timing cache of `path`, and return the cache.
+    """Give the config of TensorRT's builder, where a bundle builds its engine on this machine, the
+    timing cache of `path`, and return the cache.
 
     A missing or damaged cache, or one of another GPU or version, is replaced by an empty one.
     Returns None if `path` is None.

@@ -164,7 +164,8 @@ def _cells(report: Document) -> list[tuple[str, Document]]:
 
 
 def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
-    """Return one card of the report on latency distributions per cell batch x sequence."""
+    """Return the report's cards on latency distributions, one per timed batch size and sequence
+    length; a single card where nothing was timed."""
     cells = _cells(report)
     if cells and generation.is_generation(report):
         return generation.latency(report, recipe)
