@@ -286,7 +286,7 @@ class Materials(RunArtifacts):
         return CorrectRuns(self.samples, {"folded": folded, "state": state}, self.arithmetic)
 
     def arithmetic(self, precision: str, kind: str = "state", blocks: bool = False) -> Arithmetic:
-        """Return the arithmetic of a graph, for correct runs.
+        """Return the arithmetic of a judged graph, for correct runs.
 
         precision: type of the float operators
         kind: "folded" for the float model with replaced parameters, "state" for the compressed
@@ -313,13 +313,13 @@ class Materials(RunArtifacts):
         return {name: p.detach() for name, p in named}
 
     def filters(self, module: str) -> ConvGeometry | None:
-        """Return the geometry (kernel, strides, padding) of a module that is a convolution; None
-        for another module."""
+        """Return the geometry (kernel, strides, padding) of a judged module that is a convolution;
+        None for another module."""
         layer = self.float_model.get_submodule(module)
         return ConvGeometry.read(layer) if isinstance(layer, nn.Conv2d) else None
 
     def folded_bias(self, module: str) -> Tensor | None:
-        """Return the bias (out,) of a linear module after folding and correction; None
+        """Return the expected bias (out,) of a linear module after folding and correction; None
         without one."""
         return self.folded_parameters.get(f"{module}.bias")
 
@@ -392,7 +392,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def lowered_graph(self) -> OpenGraph:
-        """The lowered ONNX graph."""
+        """The lowered ONNX graph that the ledger judges."""
         return open_graph(self.model / "model.onnx")
 
     @cached_property

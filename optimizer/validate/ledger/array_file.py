@@ -19,7 +19,8 @@ from optimizer.validate.ledger.distance import Array
 
 
 class ArrayFile:
-    """A temporary file of arrays without a name in the file system, removed with this object.
+    """A temporary file of traces' arrays without a name in the file system, removed with this
+    object.
 
     folder: folder on the disk to use; None: the folder for temporary files
     """
@@ -68,7 +69,8 @@ def _bytes(array: Array) -> memoryview:
 
 
 class LazyArrays(Mapping[str, Array]):
-    """A mapping {name: array} that calls read(name) on every access instead of holding arrays.
+    """A mapping of traces' {name: array} that calls read(name) on every access instead of holding
+    arrays.
 
     names: names of the arrays
     read: function name -> array
@@ -90,7 +92,7 @@ class LazyArrays(Mapping[str, Array]):
 
 
 def join_arrays(parts: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
-    """Join mappings {name: array} into one without reading the arrays; of a name that occurs twice
-    the last counts."""
+    """Join traces' mappings {name: array} into one without reading the arrays; of a name that
+    occurs twice the last counts."""
     owners = {name: part for part in parts for name in part}
     return LazyArrays(owners, lambda name: owners[name][name])

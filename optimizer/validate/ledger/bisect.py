@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 def find_first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | None:
-    """Return the first item with a fault; None where `bad` returns False for all items together.
+    """Bisect a failed hop: return the first item with a fault; None where `bad` returns False for
+    all items together.
 
     bad: test of consecutive items, called at most 1 + log2(len(items)) times: where the left half
         passes, the fault is in the right one

@@ -48,9 +48,9 @@ def count_positions(bytes_per_token: float) -> tuple[int, int]:
 def make(
     texts: Sequence[str], contract: Contract, tokenizer: Any, bytes_per_token: float
 ) -> list[Batch]:
-    """Make the usual batches, with the contract's inputs and an empty KV cache: [the longest text
-    alone; the two shortest and the longest; all in groups of eight; the batch of three, padded
-    further].
+    """Make the ledger's usual batches, with the contract's inputs and an empty KV cache: [the
+    longest text alone; the two shortest and the longest; all in groups of eight; the batch of
+    three, padded further].
 
     texts: held-out texts, of which the beginnings are used
     tokenizer: the harness's tokenizer
@@ -68,8 +68,8 @@ def make(
 def make_extremes(
     texts: Sequence[str], contract: Contract, tokenizer: Any, longest: int, rows: int
 ) -> list[Batch]:
-    """Make [a batch of `rows` beginnings of texts, 2 to 8 tokens each; a batch of one text, all
-    `texts` joined].
+    """Make the ledger's extremes: [a batch of `rows` beginnings of texts, 2 to 8 tokens each; a
+    batch of one text, all `texts` joined].
 
     tokenizer: the harness's tokenizer
     longest: tokens of the joined text, at most the length that the model accepts
@@ -108,15 +108,16 @@ def _tokens(bytes_per_token: float) -> float:
 
 
 def _width(row: int, tokens: float) -> int:
-    """Number of tokens of text number `row`: one of WIDTHS in turn. Where `tokens`, the number for
-    all texts, is small, the widths are smaller, so that a large model runs on several lengths too.
-    """
+    """Number of tokens of the ledger's text number `row`: one of WIDTHS in turn. Where `tokens`,
+    the number for all texts, is small, the widths are smaller, so that a large model runs on
+    several lengths too."""
     share = min(1.0, tokens / sum(WIDTHS))
     return max(2, round(share * WIDTHS[row % len(WIDTHS)]))
 
 
 def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: float) -> list[Array]:
-    """Take the beginnings of texts as rows of token ids (length,), about `tokens` tokens in all."""
+    """Take the beginnings of held-out texts as the ledger's rows of token ids (length,), about
+    `tokens` tokens in all."""
     longest = min(contract.text.max_length, contract.decoder.context) - PADDED_BY
     rows: list[Array] = []
     for text in texts:

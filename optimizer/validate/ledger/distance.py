@@ -77,8 +77,8 @@ def measure_distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
 
 
 def split_examples(array: Array, mask: Array) -> list[Array]:
-    """Split an array (batch, ...) into one array per row. Of an array (batch, sequence, ...) each
-    row has only its real tokens.
+    """Split a compared array (batch, ...) into one array per row. Of an array (batch, sequence,
+    ...) each row has only its real tokens.
 
     mask: (batch, sequence), 1 for real tokens and 0 for padding; (batch,) without padding
     """

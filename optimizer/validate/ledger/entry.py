@@ -113,7 +113,7 @@ FIELDS = TypeAdapter(LedgerEntry)
 
 @dataclass(frozen=True)
 class HopOutputs:
-    """Outputs of a hop, the expected ones, and the limits of their distance."""
+    """Outputs of a hop of the ledger, the expected ones, and the limits of their distance."""
 
     results: Sequence[Mapping[str, Any]]  # the hop's own
     expected: Sequence[Trace]  # traces of the model that it compares with

@@ -113,7 +113,8 @@ def load(m: Materials) -> LedgerEntry:
 
 
 def _original_outputs(m: Materials) -> list[dict[str, Any]]:
-    """Run the ONNX file without fusions; one row at a time where it accepts no more."""
+    """Run the user's ONNX file for hop `load` without fusions; one row at a time where it accepts
+    no more."""
     path, single = m.source / "original" / "model.onnx", m.checkpoint.config["single"]
     with OrtRunner(path, threads=1, fuse=False) as runner:
         results = []
@@ -126,7 +127,8 @@ def _original_outputs(m: Materials) -> list[dict[str, Any]]:
 
 
 def load_transformers_model(m: Materials) -> nn.Module:
-    """Load the checkpoint by transformers, in its stored precision, and convert it to float32."""
+    """Load the ledger's reference by transformers, in its stored precision, and convert it to
+    float32."""
     folder = m.source / "checkpoint"
     types = {m.checkpoint.tensors.entry(n).dtype for n in m.checkpoint.tensors.as_written}
     stored = next(iter(types)) if len(types) == 1 else torch.float32
@@ -300,8 +302,8 @@ def _read_otherwise(m: Materials) -> list[str]:
 
 
 def _unfolded(m: Materials, name: str, q: QTensor) -> Tensor:
-    """Compute the value (out, in) that the checkpoint must hold for a trained weight: the integers
-    `q` de-quantized, times the factor of its input."""
+    """Compute the value (out, in) that hop `fold` expects in the checkpoint for a trained weight:
+    the integers `q` de-quantized, times the factor of its input."""
     factor = m.state.factor_of(owner_of(name))
     return q.dequantize() if factor is None else q.dequantize() * factor
 
@@ -489,8 +491,8 @@ def _laws_of_answers(contract: contracts.Contract) -> Any:
 
 
 def _ratio(value: Any, expected: Any, bound: Any) -> float:
-    """Return the largest |value - expected| / bound; infinite for another shape, a value that is
-    not finite, or a difference where the bound is 0."""
+    """Return a hop's largest |value - expected| / bound; infinite for another shape, a value that
+    is not finite, or a difference where the bound is 0."""
     if value.shape != expected.shape or not np.isfinite(value).all():
         return float("inf")
     error = np.abs(value.astype(np.float64) - expected)

@@ -139,14 +139,14 @@ def make_extreme_batches(
 
 
 def make_overlong(contract: Contract, texts: Sequence[Any]) -> Any:
-    """Join `texts` to one input of more tokens than the model accepts, or than LONGEST_EXTREME if
-    that is less."""
+    """Join `texts` to one input of the ledger of more tokens than the model accepts, or than
+    LONGEST_EXTREME if that is less."""
     words = min(LONGEST_EXTREME, tasks.longest(contract)) + 1  # each of which is a token or more
     return tasks.look_up(contract).inputs.lengthen(cycle(texts), words)
 
 
 def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
-    """Cut a text so that it has `tokens` tokens, special tokens included."""
+    """Cut a text of the ledger so that it has `tokens` tokens, special tokens included."""
     (encoded,) = tasks.look_up(contract).inputs.encode(contract, encoder, [text], None, tokens)
     if encoded.problem:  # `tokens` leaves room for special tokens only
         return text

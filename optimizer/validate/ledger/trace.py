@@ -124,8 +124,8 @@ class Trace:
 
 
 def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) -> dict[str, Array]:
-    """Run the model on its own device and return {name: array} of the outputs in `outputs`. A KV
-    cache in `batch` is not passed to the model."""
+    """Run a torch model, for the ledger, on its own device and return {name: array} of the outputs
+    in `outputs`. A KV cache in `batch` is not passed to the model."""
     device = next(model.parameters()).device
     tensors = {
         name: torch.from_numpy(np.ascontiguousarray(a)).to(device)
@@ -150,7 +150,8 @@ def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) 
 def trace_run(
     model: nn.Module, batch: Batch, outputs: Collection[str], modules: Collection[str]
 ) -> Trace:
-    """Run the model once and record its outputs, and the inputs and outputs of `modules`."""
+    """Run a torch model once and record, for the ledger, its outputs, and the inputs and outputs of
+    `modules`."""
     trace = Trace(batch.real, dict(batch))
     with _hooks(model, modules, trace):
         trace.result = run(model, batch, outputs)
@@ -160,8 +161,8 @@ def trace_run(
 def observe(
     model: nn.Module, batch: Batch, modules: Collection[str], receive: Callable[[str, Tensor], None]
 ) -> None:
-    """Run the model and call receive(module, input) for each of `modules`, without storing
-    anything.
+    """Run a torch model for a law and call receive(module, input) for each of `modules`, without
+    storing anything.
 
     receive: function of (name, real tokens (tokens, width)); of a convolution its images
 
@@ -225,7 +226,8 @@ class _Copies:
 
 
 def _by_token(tensor: Tensor, shape: Sequence[int]) -> Array:
-    """Array (batch, sequence, width); some models flatten it to (batch x sequence, width)."""
+    """Return a traced tensor as an array (batch, sequence, width); some models flatten it to (batch
+    x sequence, width)."""
     flat = tensor.ndim == 2 and len(shape) == 2 and len(tensor) == shape[0] * shape[1]
     array: Array = (tensor.reshape(*shape, -1) if flat else tensor).detach().numpy()
     return array

@@ -118,7 +118,8 @@ def _answer(m: RunArtifacts, runner: Any, corpus: Corpus, name: str) -> Vectors:
 
 
 def _embed(m: RunArtifacts, runner: Any, texts: Sequence[str], prompt: str, label: str) -> Array:
-    """Embed texts and return vectors (texts, numbers). Texts of similar length share a batch.
+    """Embed a corpus's texts and return vectors (texts, numbers). Texts of similar length share a
+    batch.
 
     prompt: name of the prompt
     label: text before the progress bar
@@ -183,7 +184,7 @@ def _search(
 
 
 def _values(ranks: Ranks, relevant: Sequence[Mapping[int, float]], k: int) -> dict[str, Floats]:
-    """Measure {"recall", "ndcg"}: the value of each query (queries,).
+    """Measure a search's {"recall", "ndcg"}: the value of each query (queries,).
 
     ranks: indices of documents (queries, documents found), the best first
     relevant: {index of a document: relevance} of each query

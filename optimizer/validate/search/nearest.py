@@ -26,8 +26,8 @@ TOGETHER = 128  # queries compared with all documents at once
 
 
 def find_nearest(queries: Array, documents: Array, count: int) -> Ranks:
-    """Return the indices (queries, count) of the documents with the largest inner products, the
-    largest first.
+    """Search a corpus: return the indices (queries, count) of the documents with the largest inner
+    products, the largest first.
 
     queries, documents: (rows, dimensions)
     """
@@ -49,8 +49,8 @@ def search_float(queries: Array, documents: Array, count: int, similarity: str |
 def search(
     queries: Array, documents: Array, kind: str, ranges: Array | None, count: int
 ) -> tuple[Ranks, Array]:
-    """Store documents as a type and search them: (indices (queries, count), the stored documents as
-    `quantize` returns them).
+    """Store a corpus's documents as a type and search them: (indices (queries, count), the stored
+    documents as `quantize` returns them).
 
     queries, documents: float vectors (rows, dimensions)
     kind, ranges: arguments of `quantize`
@@ -64,8 +64,8 @@ def search(
 
 
 def rescore(queries: Array, stored: Array, first: Ranks, kind: str, ranges: Array | None) -> Ranks:
-    """Sort the documents `first` (queries, count) by the inner product of the float query and the
-    de-quantized document, the largest first.
+    """Sort the found documents `first` (queries, count) by the inner product of the float query and
+    the de-quantized document, the largest first.
 
     queries: float vectors (queries, dimensions)
     stored: documents as `search` returns them
@@ -79,7 +79,7 @@ def rescore(queries: Array, stored: Array, first: Ranks, kind: str, ranges: Arra
 
 
 def dequantize(stored: Array, kind: str, ranges: Array | None, dimensions: int) -> Array:
-    """Convert stored vectors to numbers (documents, dimensions), as sentence-transformers reads
+    """Convert stored embeddings to numbers (documents, dimensions), as sentence-transformers reads
     them.
 
     stored: documents as `search` returns them
@@ -96,7 +96,7 @@ def dequantize(stored: Array, kind: str, ranges: Array | None, dimensions: int) 
 
 
 def unpack_bits(stored: Array, dimensions: int) -> Array:
-    """Bits (documents, dimensions), 0 or 1, of vectors of type binary or ubinary.
+    """Bits (documents, dimensions), 0 or 1, of stored embeddings of type binary or ubinary.
 
     stored: (documents, ceil(dimensions / 8)), int8 or uint8
     """

@@ -34,7 +34,8 @@ def digest_sets(section: Validation) -> dict[str, str]:
 def read(
     section: Validation, source: Path, contract: Contract, data: Mapping[str, Sequence[Sample]]
 ) -> Corpus | None:
-    """Read the corpus; None without the section. Raises the errors of corpus.read.
+    """Read the corpus that a search is judged on; None without the section. Raises the errors of
+    corpus.read.
 
     source: folder of load
     data: rows by their place in the recipe

@@ -55,8 +55,8 @@ def compare_folded(
 
 
 def _affine(norm: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (shift, factor, bound of the error of either) of a norm in eval mode, each (channels,)
-    float64."""
+    """Return (shift, factor, bound of the error of either) that the law expects of a folded norm,
+    each (channels,) float64."""
     places = torch.tensor([0.0, 1.0], dtype=torch.float64).reshape(2, 1, 1, 1)
     mean = norm.get_buffer("running_mean")
     with torch.no_grad():

@@ -131,8 +131,8 @@ class BiasCorrectionLaw:
 
 
 class _Mean:
-    """Running means over tokens of the inputs of a module: before they are quantized (`exact`), and
-    after."""
+    """Running means over tokens of the inputs of a module, for the law: before they are quantized
+    (`exact`), and after."""
 
     def __init__(self) -> None:
         self._sums: tuple[Tensor, Tensor] | None = None
@@ -156,6 +156,6 @@ class _Mean:
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
-    """Compute |a - b| / max(|a|, |b|) of two vectors; 0 where both are 0."""
+    """Compute the law's distance |a - b| / max(|a|, |b|) of two vectors; 0 where both are 0."""
     size = max(float(a.norm()), float(b.norm()))
     return float((a - b).norm()) / size if size else 0.0

@@ -161,5 +161,6 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def compute_integer_ends(covered: Range) -> tuple[int, int]:
-    """Compute the least and the largest integer of an activation range, minus its zero point."""
+    """Compute the least and the largest integer of a judged activation range, minus its zero
+    point."""
     return -covered.zero_point, 255 - covered.zero_point

@@ -36,7 +36,7 @@ ACTIVATIONS: Mapping[str, tuple[Callable[[Tensor], Tensor], float]] = {
 
 
 def compute_vectors(source: Contract, hidden: Tensor, mask: Tensor) -> Bounded:
-    """Compute the embeddings of texts in float64: (values, bounds), both (texts, numbers).
+    """Compute the expected embeddings of texts in float64: (values, bounds), both (texts, numbers).
 
     hidden: hidden states (texts, sequence, width)
     mask: (texts, sequence), 1 for tokens that are pooled, else 0
@@ -53,7 +53,7 @@ def compute_vectors(source: Contract, hidden: Tensor, mask: Tensor) -> Bounded:
 
 
 def compute_weights(source: Contract, logits: Tensor, mask: Tensor) -> Bounded:
-    """Compute the sparse embeddings of texts in float64: (values, bounds), both (texts,
+    """Compute the expected sparse embeddings of texts in float64: (values, bounds), both (texts,
     vocabulary).
 
     logits: (texts, sequence, vocabulary)
@@ -75,7 +75,8 @@ def compute_weights(source: Contract, logits: Tensor, mask: Tensor) -> Bounded:
 
 
 def _pool(name: str, hidden: Tensor, mask: Tensor) -> Bounded:
-    """Pool hidden states (texts, sequence, width) to (values, bounds), both (texts, width).
+    """Pool hidden states (texts, sequence, width), as the law's reference, to (values, bounds),
+    both (texts, width).
 
     name: name of the pooling
     """

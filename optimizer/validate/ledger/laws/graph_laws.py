@@ -166,8 +166,8 @@ def compare_epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> l
 
 
 def _epsilon(module: nn.Module) -> float | None:
-    """The epsilon of a norm; None for another module. RMS norms of transformers are classes of each
-    architecture, recognized by the attribute's name."""
+    """The epsilon that law 1 expects of a norm; None for another module. RMS norms of transformers
+    are classes of each architecture, recognized by the attribute's name."""
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     return epsilon if isinstance(epsilon, float) and hasattr(module, "weight") else None
 

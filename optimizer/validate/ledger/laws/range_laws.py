@@ -294,8 +294,8 @@ def _measures(method: Activations) -> tuple[_RangeDistance, ...]:
 
 
 def _resolution(histogram: MagnitudeHistogram, chosen: Range) -> float:
-    """Return the width of a histogram bin plus that of an integer step, as a share of the range's
-    width."""
+    """Return the range law's resolution: the width of a histogram bin plus that of an integer step,
+    as a share of the range's width."""
     return histogram.width / _width(chosen) + 1 / 255
 
 
@@ -304,8 +304,9 @@ def _width(covered: Range) -> float:
 
 
 def _apart(a: Range, b: Range) -> float:
-    """Return the distance of the pair of ends that lies further apart, as a share of the wider
-    range. Ends are those of the integers, so a symmetric range is judged by its scale."""
+    """Return the range law's distance: that of the pair of ends that lies further apart, as a share
+    of the wider range. Ends are those of the integers, so a symmetric range is judged by its
+    scale."""
     ends = [tuple(end * r.scale for end in compute_integer_ends(r)) for r in (a, b)]
     far = max(abs(x - y) for x, y in zip(*ends, strict=True))
     return float(far / max(_width(a), _width(b)))

@@ -110,7 +110,7 @@ def _tokens_by(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function (images, weight) -> outputs (places, out) of a convolution.
+    """Return the function (images, weight) -> outputs (places, out) of a screened convolution.
 
     layer: the convolution; its weight is passed as (out, in of a group * height * width)
     """
@@ -120,7 +120,8 @@ def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class _ModuleInputs:
-    """Inputs of a module, (tokens, in) or images, in the float model and in the quantized ones."""
+    """Inputs of a screened module, (tokens, in) or images, in the float model and in the quantized
+    ones."""
 
     quantized: Tensor  # the values of their integers
     compressed: Tensor  # in the compressed model
@@ -130,8 +131,9 @@ class _ModuleInputs:
 
 @dataclass
 class _ModuleOutputs:
-    """Squared errors (out,) of a module's outputs for its integers and for round-to-nearest. A
-    product is computed at its first use, because a statistic reads half of them."""
+    """Squared errors (out,) that the screen of a rounded weight compares: of a module's outputs for
+    its integers and for round-to-nearest. A product is computed at its first use, because a
+    statistic reads half of them."""
 
     inputs: _ModuleInputs
     weight: Tensor  # (out, in) in float
@@ -205,7 +207,7 @@ def _suspects(
 
 
 def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> Statistic:
-    """Return the statistic log(error / error of round-to-nearest) of each row.
+    """Return the screen's statistic log(error / error of round-to-nearest) of each row.
 
     plain: values after round-to-nearest (out, in)
     alone: True for the error of the module itself, False with earlier errors
@@ -223,8 +225,9 @@ def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> 
 
 
 def _inputs(traces: Iterable[Trace], module: str, layer: nn.Module) -> Tensor | None:
-    """Collect the inputs of `module` from traces: real tokens (tokens, in), or images, or all rows
-    of an input without tokens, such as relative positions; None where the module was not traced."""
+    """Collect the inputs of the screened `module` from traces: real tokens (tokens, in), or images,
+    or all rows of an input without tokens, such as relative positions; None where the module was
+    not traced."""
     images = isinstance(layer, nn.Conv2d)
     rows: list[Array] = [
         array if images else _real_rows(array, trace.mask)

@@ -125,7 +125,8 @@ def _one(q: QTensor | Tensor, weight: Tensor, sparsity: Sparsity, nearest: bool)
 
 
 def _first(wrong: Tensor, what: str) -> str:
-    """Describe the first place where `wrong` (out, in) is True; "" where none is.
+    """Describe the first place of a pruned weight where `wrong` (out, in) is True; "" where none
+    is.
 
     what: text before the place
     """
@@ -136,8 +137,8 @@ def _first(wrong: Tensor, what: str) -> str:
 
 
 def _half_step(q: QTensor) -> Tensor:
-    """Compute the magnitudes (out, in) below which a weight rounds to the integer 0: half a step of
-    its scale."""
+    """Compute for the law the magnitudes (out, in) below which a weight rounds to the integer 0:
+    half a step of its scale."""
     out, inputs = q.integers.shape
     scale = q.scale.expand(out, -1)
     return HALF_STEP * scale.repeat_interleave(inputs // scale.shape[1], 1)
@@ -152,8 +153,8 @@ def _more_lost(lost: Tensor, pattern: Pattern) -> str:
 
 
 def _thresholds(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
-    """Return, for the group of each weight, (largest magnitude that is pruned, smallest that is
-    kept), (out, in) each; the first is below 0 where nothing is pruned."""
+    """Return, for the group of each judged weight, (largest magnitude that is pruned, smallest that
+    is kept), (out, in) each; the first is below 0 where nothing is pruned."""
     sizes = pattern.grouped(weight.abs())
     zeros = pattern.zeros(weight.shape[1])
     kept = sizes.kthvalue(zeros + 1, dim=-1, keepdim=True).values
@@ -205,5 +206,5 @@ def _kept_share(norms: Tensor, pattern: Pattern, pooled: bool) -> Statistic:
 
 
 def prune_by_magnitude(weight: Tensor, pattern: Pattern | None) -> Tensor:
-    """`weight` pruned by magnitude; unchanged where `pattern` is None."""
+    """Return the expected `weight`, pruned by magnitude; unchanged where `pattern` is None."""
     return weight if pattern is None else weight * magnitude(weight, pattern)

@@ -53,7 +53,8 @@ def judge_weights(
     parameters: Collection[str],
     rounding: Callable[[str], Rounding],
 ) -> tuple[list[str], list[Suspect]]:
-    """Law 1: return (problems, suspects) of the integers and scales of every quantized weight.
+    """Check law 1: return (problems, suspects) of the integers and scales of every quantized
+    weight.
 
     kept: function name -> float weight, with 0 where it was pruned
     rounded: function name -> float weight before pruning
@@ -80,8 +81,8 @@ def judge_weights(
 
 
 def _grouped(q: QTensor, value: Tensor) -> Tensor:
-    """Reshape `value` (out, in) to (*shape of the scale of q, values of a group), so that each
-    scale stands beside its values."""
+    """Reshape the judged `value` (out, in) to (*shape of the scale of q, values of a group), so
+    that each scale stands beside its values."""
     return grouped(value, q.scheme)
 
 
@@ -149,8 +150,8 @@ def _weight(
 
 
 def _needed(q: QTensor, value: Tensor) -> Tensor:
-    """Compute the scale of each group of `value` (out, in) that just covers its largest magnitude,
-    in the shape of q's scale."""
+    """Compute for law 1 the scale of each group of `value` (out, in) that just covers its largest
+    magnitude, in the shape of q's scale."""
     parts = _grouped(q, value)
     if q.scheme.full_range:
         return absmax_scale(value, q.scheme)[0].abs()
@@ -198,8 +199,8 @@ def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
 
 
 def _holding(group: int | None, whole: bool) -> Statistic:
-    """Return the statistic <W, Q> / <W, W>: of each row, of group number `group` of each row, or of
-    all rows together where `whole`."""
+    """Return the screen's statistic <W, Q> / <W, W>: of each row, of group number `group` of each
+    row, or of all rows together where `whole`."""
 
     def statistic(q: QTensor | Tensor, value: Tensor, _rows: Tensor) -> Tensor:
         assert isinstance(q, QTensor)
@@ -227,8 +228,9 @@ def _nearest_odd(q: QTensor, parts: Tensor) -> float:
 def fold_norm_weight(
     state: CompressedState, source: Mapping[str, Tensor], name: str, family: Family, rotated: bool
 ) -> Tensor:
-    """Compute a norm's weight after folding alone: ones where a rotation folded it into the next
-    layer; else the inverse of the factor by which the columns of the module behind it were scaled.
+    """Compute the expected weight of a norm after folding alone: ones where a rotation folded it
+    into the next layer; else the inverse of the factor by which the columns of the module behind it
+    were scaled.
 
     source: parameters of the checkpoint, by name
     rotated: True where the recipe rotates the model
@@ -285,9 +287,9 @@ def list_learned_norm_weights(state: CompressedState, source: Mapping[str, Tenso
 def equalize_biases(
     state: CompressedState, source: Mapping[str, Tensor], family: Family
 ) -> dict[str, Tensor]:
-    """Return {bias: value that equalization alone gives it} of the layers that it divided. The
-    factor of each output is read from the weights: V / W', with V the checkpoint's weight times the
-    factors of its inputs.
+    """Return {bias: expected value that equalization alone gives it} of the layers that it divided.
+    The factor of each output is read from the weights: V / W', with V the checkpoint's weight times
+    the factors of its inputs.
 
     source: parameters of the checkpoint, by name
     """
@@ -326,8 +328,8 @@ def judge_corrected(corrected: Collection[str], expected: Collection[str]) -> li
 def judge_integer_biases(
     state: CompressedState, source: Mapping[str, Tensor], corrections: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Law 3: return {bias of a quantized convolution: sentence on its rounding, or "" where it is
-    right}.
+    """Check law 3: return {bias of a quantized convolution: sentence on its rounding, or "" where
+    it is right}.
 
     source: parameters of the checkpoint, by name, or biases after equalization
     corrections: {bias: amount added to it}, which bias_correction_laws.py judges

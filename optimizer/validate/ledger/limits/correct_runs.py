@@ -231,7 +231,7 @@ class CorrectRuns:
         return [p.trace for p in self._parts("state") if not p.past]
 
     def _parts(self, kind: str, *, extremes: bool = True) -> list[_ComparedTrace]:
-        """List the parts of runs to compare.
+        """List the parts of correct runs to compare.
 
         extremes: True to include the longest text, which graphs run end to end only
         """
@@ -319,8 +319,8 @@ def _seeds(key: tuple[str, Arithmetic | str], count: int) -> range:
 
 
 def _select(run: Run, parts: Sequence[_ComparedTrace]) -> list[Mapping[str, Array]]:
-    """Return {output: array} of each part: the tokens from number `past` on; of a KV cache all
-    tokens."""
+    """Return {output: array} of each part of a correct run: the tokens from number `past` on; of a
+    KV cache all tokens."""
     return [_from_token(run[p.batch], p.past) for p in parts]
 
 
@@ -333,7 +333,7 @@ def _from_token(result: Mapping[str, Array], past: int) -> Mapping[str, Array]:
 
 
 def _by_token(result: Mapping[str, Array], one: Trace) -> Mapping[str, Array]:
-    """Return {"logits": (real tokens, 1, vocabulary)} of a run, so that each token is an
+    """Return {"logits": (real tokens, 1, vocabulary)} of a correct run, so that each token is an
     example."""
     real = one.mask.astype(bool)
     return LazyArrays(["logits"], lambda name: result[name][real][:, None])
@@ -348,8 +348,8 @@ def _with_inputs(one: Trace, names: Sequence[str]) -> Trace:
 
 
 def _widest(a: Array, b: Array) -> list[float]:
-    """Return, per token, the most that two of the likeliest tokens move apart between two runs, in
-    standard deviations of the logits.
+    """Return, per token, the most that two of the likeliest tokens move apart between two correct
+    runs, in standard deviations of the logits.
 
     a, b: logits (tokens, vocabulary) of the runs
     """

@@ -129,9 +129,9 @@ def run_between(
 def _each(
     one: Callable[[nn.Module, RandomRounding], T], rounded: RoundedModel, seeds: Sequence[int]
 ) -> Iterator[T]:
-    """Yield the result of one(model, mode) for every seed; AT_ONCE seeds run at the same time in
-    threads. Each call has modules and random numbers of its own, so results do not depend on other
-    calls."""
+    """Yield one(model, mode), a correct run's result, for every seed; AT_ONCE seeds run at the same
+    time in threads. Each call has modules and random numbers of its own, so results do not depend
+    on other calls."""
 
     def call(seed: int) -> T:
         return one(copy_modules(rounded.model), RandomRounding(rounded.arithmetic, seed))
@@ -150,8 +150,8 @@ class _NoMode(TorchDispatchMode):
 
 
 def copy_modules(model: nn.Module) -> nn.Module:
-    """Copy the tree of modules, which shares the values of its parameters with `model`. Hooks,
-    replaced modules and `parameter.data` of the copy do not affect `model`."""
+    """Copy, for a correct run, the tree of modules, which shares the values of its parameters with
+    `model`. Hooks, replaced modules and `parameter.data` of the copy do not affect `model`."""
     copies = {module: copy(module) for module in model.modules()}
     parameters: dict[Tensor, nn.Parameter] = {}
     for module, own in copies.items():
@@ -243,7 +243,8 @@ def _filters(module: nn.Module) -> ConvGeometry | None:
 
 
 def _terms(x: Tensor, filters: ConvGeometry | None, weights: Tensor) -> Tensor:
-    """Compute the norm of the terms of each output's sum, as if factors were independent.
+    """Compute, for a correct run's random errors, the norm of the terms of each output's sum, as if
+    factors were independent.
 
     x: inputs of the module
     filters: geometry of a convolution; None for another module
@@ -259,15 +260,15 @@ def _terms(x: Tensor, filters: ConvGeometry | None, weights: Tensor) -> Tensor:
 
 
 def _along(values: Tensor, filters: ConvGeometry | None) -> Tensor:
-    """Shape one number per output (outputs,) so that it broadcasts along the output: along the
-    channels of an image where `filters` is given."""
+    """Shape a correct run's error size per output (outputs,) so that it broadcasts along the
+    output: along the channels of an image where `filters` is given."""
     return values if filters is None else values[:, None, None]
 
 
 @contextmanager
 def quantize_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterator[None]:
-    """Run the model, inside this context, as kernels do that quantize the inputs of weight-only
-    modules, without other rounding.
+    """Run the model, inside this context, for correct runs: as kernels do that quantize the inputs
+    of weight-only modules, without other rounding.
 
     blocks: {weight-only module: inputs per int8 block}
     """
@@ -297,8 +298,8 @@ def _reads_integers(module: QuantLinear | QuantInput, block: int) -> bool:
 
 
 def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
-    """Compute one step of the integers of x, as a change of x (..., 1) or (..., in); None where x
-    stays float.
+    """Compute, for correct runs, one step of the integers of x, as a change of x (..., 1) or (...,
+    in); None where x stays float.
 
     block: inputs per int8 block; 0: none
     """
@@ -327,8 +328,8 @@ def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
 
 
 def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every: bool) -> Tensor:
-    """Return x with one random value moved by one step: in one real token of each example, or in
-    every token where `every`.
+    """Return x of a correct run with one random value moved by one step: in one real token of each
+    example, or in every token where `every`.
 
     step: result of _step
     mask: True for real tokens
@@ -351,8 +352,8 @@ def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every:
 
 
 def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
-    """Quantize x, times the module's factor, to int8 in blocks along the last axis, and de-quantize
-    it.
+    """Quantize x, times the module's factor, as a fused kernel does, to int8 in blocks along the
+    last axis, and de-quantize it.
 
     block: values per block
     """
@@ -368,9 +369,9 @@ def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
 
 
 def _round_parameters(model: nn.Module, mode: RandomRounding, arithmetic: Arithmetic) -> None:
-    """Round vectors, filters and added parameters (such as an image's positions) to the storage
-    type at random, and folded parameters by their own error. Matrices are left out: the random
-    errors of products include theirs."""
+    """Round, in a correct run, vectors, filters and added parameters (such as an image's positions)
+    to the storage type at random, and folded parameters by their own error. Matrices are left out:
+    the random errors of products include theirs."""
     for name, parameter in model.named_parameters():
         growth = arithmetic.replaced.get(name, 0.0)
         coarse = arithmetic.coarse and parameter.ndim != 2

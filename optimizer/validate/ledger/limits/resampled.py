@@ -126,9 +126,9 @@ def _stored(m: Materials, parameter: str) -> QTensor | Tensor:
 
 
 def _together(m: Materials, chosen: Sequence[ResampledRows]) -> Iterator[list[ResampledRows]]:
-    """Group the parameters whose sums are computed in one pass over the calibration texts. The sums
-    of a group take at most the memory of the float weights, of which a later hop has several copies
-    (estimate.py)."""
+    """Group the suspects' parameters whose sums are computed in one pass over the calibration
+    texts. The sums of a group take at most the memory of the float weights, of which a later hop
+    has several copies (estimate.py)."""
     most = sum(p.numel() * p.element_size() for p in m.float_model.parameters())
     several: list[ResampledRows] = []
     for each in chosen:
@@ -179,7 +179,7 @@ def _limit(null: roundoff.Floats, at: int, looks: int) -> float:
 
 
 def read_values(q: QTensor | Tensor) -> Tensor:
-    """Return the values (rows, in) float32 of integers or of pruned floats."""
+    """Return the values (rows, in) float32 of a judged weight's integers or pruned floats."""
     return q if isinstance(q, Tensor) else q.dequantize()
 
 
@@ -195,7 +195,7 @@ def _some_rows(q: QTensor | Tensor, rows: Tensor) -> QTensor | Tensor:
 def _rounded_again(
     m: Materials, chosen: ResampledRows, sums: Sequence[Sums]
 ) -> Sequence[QTensor | Tensor]:
-    """Round (or prune) the rows by the recipe's method once per resample.
+    """Round (or prune) the suspects' rows again by the recipe's method once per resample.
 
     sums: (H, P) of each resample
     """
@@ -216,8 +216,8 @@ def _rounded_again(
 
 
 def _sums(m: Materials, several: Sequence[ResampledRows]) -> list[list[Sums]]:
-    """Compute the sums of inputs (H, P) for each parameter and each resample of the calibration
-    texts, in one pass over these."""
+    """Compute the sums of inputs (H, P) of suspects, for each parameter and each resample of the
+    calibration texts, in one pass over these."""
     collecting = {chosen.module: _Accumulator(m, chosen) for chosen in several}
     aiming = [name for name, c in collecting.items() if c.against_float]
     reference = m.float_model if m.state.pruned_floats else m.folded_model
@@ -297,7 +297,7 @@ class _Accumulator:
 
 
 def _positions(batch: Batch, rows: int) -> torch.Tensor:
-    """Return (inputs, positions) bool, False for padding.
+    """Return the real positions of a resampled batch, (inputs, positions) bool, False for padding.
 
     rows: number of rows that a module read; where the batch has no padding, all of them are real
     """
@@ -306,7 +306,8 @@ def _positions(batch: Batch, rows: int) -> torch.Tensor:
 
 
 def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _Inputs:
-    """Run a batch and return the inputs of modules, {module: [(tokens, in) of each call]}."""
+    """Run a batch and return the inputs of suspects' modules, {module: [(tokens, in) of each
+    call]}."""
     rows: _Inputs = {name: [] for name in modules}
     last: list[Tensor] = []  # the last input and its copy: several modules read one tensor
 
@@ -320,8 +321,8 @@ def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _
 
 
 def quantize_input(state: CompressedState, module: str, x: Tensor) -> Tensor:
-    """Quantize and de-quantize the input x of a module, which its factor has multiplied; return x
-    where it stays float."""
+    """Quantize and de-quantize, for a law, the input x of a module, which its factor has
+    multiplied; return x where it stays float."""
     mode = state.activations_of(module)
     if mode in PER_TOKEN:
         return quantize_tokens(x, mode)

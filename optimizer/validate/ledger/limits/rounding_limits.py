@@ -111,8 +111,8 @@ def derive_nearest(bits: int) -> Rounding:
 
 
 def _integer_steps(nearest: bool, tuning: Sequence[MethodLimits]) -> float:
-    """Return the most steps by which an integer may differ from its weight; infinite where the
-    integers are not first rounded to nearest, or where two methods move them.
+    """Bound a law's integers: return the most steps by which an integer may differ from its weight;
+    infinite where the integers are not first rounded to nearest, or where two methods move them.
 
     nearest: True where they are first rounded to nearest
     tuning: bounds of the methods that move them afterwards
@@ -162,7 +162,7 @@ def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) ->
 
 
 def _bounds_of_moves(logarithm: float, norms: float) -> MethodLimits:
-    """Convert the largest moves of a training to bounds.
+    """Convert the largest moves of a training to bounds of a law.
 
     logarithm: largest change of the logarithm of a scale
     norms: largest change of a norm weight

@@ -131,6 +131,7 @@ def _alike(expected: Array, actual: Array) -> bool:
 
 
 def _together(each: Sequence[Squares]) -> float:
-    """Join the relative L2 distances of a node in single rows to that of all rows together."""
+    """Join the measured relative L2 distances of a node in single rows to that of all rows
+    together."""
     apart, norms, sizes = zip(*each, strict=True)
     return compare_lengths([(sum(apart), sum(norms), sum(sizes))])[0]

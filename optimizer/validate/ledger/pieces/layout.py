@@ -21,8 +21,8 @@ Inputs = Callable[[Edge, Array, Quantizer | None, Any], Multiplied]
 
 
 def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
-    """Make the inputs of a module whose input stays float: ({input of the piece: array}, values
-    that it multiplies).
+    """Make the inputs of a judged piece whose input stays float: ({input of the piece: array},
+    values that it multiplies).
 
     kind: element type that the piece accepts
     """
@@ -31,13 +31,13 @@ def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
 
 
 def _multiplied(edge: Edge, values: Array, like: Array) -> Array:
-    """Shape values as (tokens, in); of a convolution as `like`, an image."""
+    """Shape a judged piece's values as (tokens, in); of a convolution as `like`, an image."""
     return values.reshape(like.shape if edge.convolves else (-1, like.shape[-1]))
 
 
 def give_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
-    """Make the inputs of a piece that begins behind its quantizer: the integers themselves. Returns
-    ({input of the piece: array}, values that it multiplies).
+    """Make the inputs of a judged piece that begins behind its quantizer: the integers themselves.
+    Returns ({input of the piece: array}, values that it multiplies).
 
     array: input of the module in torch
     q: the quantizer; None: the input stays float
@@ -62,7 +62,8 @@ def give_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> M
 
 
 def remove_padding(images: Array, sides: Sequence[int]) -> tuple[Array, Array]:
-    """Split padded images: (images without padding, the values of the padding).
+    """Split the padded images that a piece reads: (images without padding, the values of the
+    padding).
 
     sides: rows or columns of padding at the (top, left, bottom, right); (): none
     """
@@ -82,9 +83,9 @@ def _padded(images: Array, sides: Sequence[int], value: float) -> Array:
 
 
 def give_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
-    """Make the inputs of a piece that includes its quantizer: for each integer the float in its
-    middle, which is rounded to that integer only. Returns ({input of the piece: array}, values that
-    it multiplies).
+    """Make the inputs of a judged piece that includes its quantizer: for each integer the float in
+    its middle, which is rounded to that integer only. Returns ({input of the piece: array}, values
+    that it multiplies).
 
     array: input of the module in torch
     q: the quantizer; None: the input stays float
@@ -101,7 +102,7 @@ def give_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Mu
 
 
 def shape_input(array: Array, rank: int) -> Array:
-    """Reshape a module's input (batch, sequence, width) to the `rank` axes that the cut graph
+    """Reshape a module's input (batch, sequence, width) to the `rank` axes that the judged piece
     reads; rank 2 is (batch x sequence, width)."""
     if array.ndim == rank:
         return array
@@ -109,15 +110,15 @@ def shape_input(array: Array, rank: int) -> Array:
 
 
 def place_output(output: Array, edge: Edge) -> Array:
-    """Convert a module's output in torch (batch, sequence, width) to the layout in which the graph
-    reads it behind that module."""
+    """Convert a module's output in torch (batch, sequence, width) to the layout in which a judged
+    piece reads it."""
     array = shape_input(output, edge.output_rank)
     return array.swapaxes(0, 1) if edge.sequence_first else array
 
 
 def read_back(array: Array, edge: Edge) -> Array:
-    """Convert the tensor that a graph has at a module's input to torch's layout (batch, sequence,
-    width)."""
+    """Convert the tensor that a judged graph has at a module's input to torch's layout (batch,
+    sequence, width)."""
     return array.swapaxes(0, 1) if edge.sequence_first else array
 
 

@@ -28,7 +28,7 @@ from optimizer.validate.materials import Materials
 
 @dataclass(frozen=True)
 class Dequantized:
-    """A quantized weight (out, in) that is de-quantized by slices of rows, because a decoder's head
+    """A reference weight (out, in) that is de-quantized by slices of rows, because a decoder's head
     may be larger than ten blocks.
 
     factor: multiplier of the columns (in,), that of the module's input; None: 1
@@ -131,8 +131,8 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
 
 
 def _static(m: Materials, module: str, fused: bool) -> Quantizer:
-    """Make the reference of the quantizer at the input of a module or of a residual add, from the
-    state's static range."""
+    """Make the ledger's reference of the quantizer at the input of a module or of a residual add,
+    from the state's static range."""
     factor, covered = m.state.factor_of(module), m.state.ranges[input_name(module)]
     signed = m.signed or (bool(find_attention(module)) and attention_operands.is_signed(covered))
     quantizer = static(covered, factor, signed, m.precision)
@@ -146,7 +146,7 @@ def _no_product() -> ModuleProduct:
 
 
 def static(covered: Range, factor: Tensor | None, signed: bool, precision: str) -> Quantizer:
-    """Make the quantizer of one range.
+    """Make the reference quantizer of one range.
 
     covered: the range
     factor: multiplier of the input (in,); None: 1
@@ -163,7 +163,7 @@ def static(covered: Range, factor: Tensor | None, signed: bool, precision: str) 
 
 
 def per_token(factor: Tensor | None) -> Quantizer:
-    """Make the quantizer whose step follows from the largest value of each row.
+    """Make the reference quantizer whose step follows from the largest value of each row.
 
     factor: multiplier of the input (in,); None: 1
     """
@@ -172,9 +172,9 @@ def per_token(factor: Tensor | None) -> Quantizer:
 
 
 def compute_stored_bias(m: Materials, module: str) -> Array | None:
-    """Compute the bias (out,) that the lowered graph must store, in its type; None for a module
-    without one. The share of an offset is added to the float graph's bias, which is then rounded
-    once more."""
+    """Compute the expected bias (out,) that the lowered graph must store, in its type; None for a
+    module without one. The share of an offset is added to the float graph's bias, which is then
+    rounded once more."""
     bias = m.folded_bias(module)
     stored = None if bias is None else _stored(bias, m.precision)
     covered = m.state.range_of(module) if m.state.activations_of(module) == "tensor" else None

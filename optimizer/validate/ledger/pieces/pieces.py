@@ -189,7 +189,8 @@ def _refusals(model: Path) -> Iterator[None]:
 
 
 def number_uses(at: Sequence[Edge]) -> list[tuple[Edge, Key]]:
-    """Return [(edge, (module, use))]; use counts the edges of one module, as in a Trace."""
+    """Return a judged graph's [(edge, (module, use))]; use counts the edges of one module, as in a
+    Trace."""
     seen: dict[str, int] = {}
     keys = []
     for edge in at:
@@ -459,8 +460,8 @@ def judge_between(
 
 
 def cast_inputs(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Return {input of the piece: array in the type that it reads}, without arrays that it does not
-    read."""
+    """Return {input of the judged piece: array in the type that it reads}, without arrays that it
+    does not read."""
     types = runner.inputs
     return {
         name: arrays[name].astype(kind) if kind is not None else arrays[name]
@@ -471,8 +472,8 @@ def cast_inputs(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
 def run_graph(
     model: Path, traces: Sequence[Trace], names: Collection[str], opener: Opener
 ) -> Iterator[dict[str, Array]]:
-    """Run a graph on each trace and yield {output: float32 array}, as run_each. One trace per core
-    runs at a time, because the session has one thread.
+    """Run a judged graph on each trace and yield {output: float32 array}, as run_each. One trace
+    per core runs at a time, because the session has one thread.
 
     names: outputs to return
     """

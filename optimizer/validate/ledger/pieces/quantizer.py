@@ -123,14 +123,14 @@ def compute_reference(x: Array, q: Quantizer) -> ReferenceIntegers:
 
 
 def compute_integers(x: Array, q: Quantizer) -> tuple[Integers, Floats]:
-    """Compute (the integers that q gives x, the step of each row (tokens, 1))."""
+    """Compute (the expected integers that q gives x, the step of each row (tokens, 1))."""
     t, step, _ = _scaled(x, q)
     return _integers(t, q), step
 
 
 def _scaled(x: Array, q: Quantizer) -> tuple[Floats, Floats, Floats]:
-    """Compute (t, the step of each row, delta in units of roundoff), in the notation at the top of
-    this file."""
+    """Compute a judged quantizer's (t, the step of each row, delta in units of roundoff), in the
+    notation at the top of this file."""
     values = x.astype(np.float64)
     scaled = values if q.factor is None else values * q.factor.astype(np.float64)
     has_factor, has_offset = q.factor is not None, q.offset != 0
@@ -183,7 +183,7 @@ def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
 
 
 def quantize_zero(q: Quantizer) -> int:
-    """Return the integer that q, which has one step for all rows, gives 0: the padding of
+    """Return the expected integer that q, which has one step for all rows, gives 0: the padding of
     images."""
     assert q.step is not None
     return round(-q.offset / q.step) + q.zero_point
@@ -245,8 +245,8 @@ def _divergence(share: float) -> float:
 
 
 def list_probes(q: Quantizer, width: int) -> NDArray[np.float32]:
-    """Return inputs (rows, width) float32 that hold every tie between two integers, and values far
-    beyond both ends. Real activations contain few of either."""
+    """Return a judged quantizer's inputs (rows, width) float32 that hold every tie between two
+    integers, and values far beyond both ends. Real activations contain few of either."""
     ties = np.arange(q.low - q.zero_point - 2, q.high - q.zero_point + 3) + 0.5
     if q.step is None:
         ties = np.arange(-127, 127) + 0.5

@@ -36,13 +36,14 @@ AT_ONCE = 1 << 19  # outputs, and weights, at a time: few enough for a core's ca
 
 
 def bound_deviations(sums: int, terms: int) -> float:
-    """Compute the lambda with which `sums` sums of `terms` terms all stay inside their bounds,
-    except with probability MISSED."""
+    """Compute the lambda with which `sums` sums of `terms` terms of a judged piece all stay inside
+    their bounds, except with probability MISSED."""
     return math.sqrt(2 * math.log(2 * max(sums, 1) * max(terms, 1) / MISSED))
 
 
 class MatrixRows(Protocol):
-    """A matrix (out, in) that is read by slices of rows: an array, or one computed on demand."""
+    """A judged product's matrix (out, in) that is read by slices of rows: an array, or one computed
+    on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -52,7 +53,8 @@ class MatrixRows(Protocol):
 
 @dataclass(frozen=True)
 class ModuleProduct:
-    """A product y = x weight^T + bias of a module, with the roundings that its kernel makes."""
+    """A module's product y = x weight^T + bias that is judged, with the roundings that its kernel
+    makes."""
 
     weight: MatrixRows  # (out, in), exact
     bias: Array | None  # (out,) as stored, or None
@@ -97,8 +99,8 @@ class ModuleProduct:
 
 
 def compute_parts(x: Floats, product: ModuleProduct) -> Iterator[tuple[slice, Floats, Floats]]:
-    """Yield (slice of outputs, exact result, bound) for a few outputs at a time; results and bounds
-    are (tokens, outputs) float64.
+    """Yield (slice of outputs, exact result, bound) of a judged product for a few outputs at a
+    time; results and bounds are (tokens, outputs) float64.
 
     x: (tokens, in) or images, as multiplied: integers times their step
     """
@@ -118,8 +120,8 @@ def compute_parts(x: Floats, product: ModuleProduct) -> Iterator[tuple[slice, Fl
 
 
 def compute_ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
-    """Compute |error| / bound of every element; infinite, which is beyond any limit, where the
-    value or its bound is not a finite number."""
+    """Compute |error| / bound of every element of a judged piece; infinite, which is beyond any
+    limit, where the value or its bound is not a finite number."""
     finite = np.isfinite(value) & np.isfinite(bound)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(finite, np.abs(value - exact) / bound, np.inf))
@@ -132,7 +134,7 @@ def _bound(
     wide: float,
     coarse: Floats | None,
 ) -> Floats:
-    """Compute the bound (tokens, outputs) of the error of a product.
+    """Compute the bound (tokens, outputs) of the error of a judged piece's product.
 
     sums: exact results without and with the bias
     wide: lambda of bound_deviations
@@ -163,7 +165,8 @@ def _bound(
 
 
 def _block_variance(x: Floats, block: int) -> Floats:
-    """Compute the variance (tokens, blocks) of rounding x to int8 by the largest value of each
-    block. A uniform error is sub-Gaussian with its own variance, step^2 / 12."""
+    """Compute, for a piece's bound, the variance (tokens, blocks) of rounding x to int8 by the
+    largest value of each block. A uniform error is sub-Gaussian with its own variance, step^2 /
+    12."""
     largest = np.maximum.reduceat(np.abs(x), np.arange(0, x.shape[1], block), axis=1)
     return np.asarray((largest / 127) ** 2 / 12)

@@ -99,8 +99,8 @@ def read_objects(
 
 
 def _join(row: dict[str, Array], accepted: tuple[int, ...]) -> Array:
-    """Join outputs to (candidates, fields): each output as it is or transposed, so that the numbers
-    of fields are those of the layout."""
+    """Join a judged detector's outputs to (candidates, fields): each output as it is or transposed,
+    so that the numbers of fields are those of the layout."""
     arrays = [a[:, None] if a.ndim == 1 else a for a in row.values()]
     for turned in (False, True):
         columns = [a.T if turned and len(a.shape) == 2 and a.shape[1] > 1 else a for a in arrays]
@@ -111,8 +111,8 @@ def _join(row: dict[str, Array], accepted: tuple[int, ...]) -> Array:
 
 
 def _probabilities(contract: Contract, fields: Array) -> tuple[Array, float]:
-    """Return (probabilities (labels, candidates), 0 for all but a candidate's best label; bound on
-    their float32 rounding)."""
+    """Return (expected probabilities (labels, candidates), 0 for all but a candidate's best label;
+    bound on their float32 rounding)."""
     settings, count = contract.candidates, len(contract.labels or ())
     wide, bound = torch.from_numpy(np.ascontiguousarray(fields)), SMALLEST["fp32"]
     if settings.layout == "final":
@@ -135,7 +135,7 @@ def _probabilities(contract: Contract, fields: Array) -> tuple[Array, float]:
 
 
 def _corners(boxes: Array, kind: str) -> Array:
-    """Return boxes (candidates, 4) as left, top, right, bottom."""
+    """Return expected boxes (candidates, 4) as left, top, right, bottom."""
     x, y, third, fourth = boxes.T
     if kind == "xyxy":
         return np.asarray(boxes)
@@ -145,8 +145,8 @@ def _corners(boxes: Array, kind: str) -> Array:
 
 
 def _overlap(boxes: Array) -> tuple[Array, Array]:
-    """Return the areas (boxes, boxes) of the intersection and the union of each two boxes; a box
-    with a negative side has none."""
+    """Return, for the expected answer, the areas (boxes, boxes) of the intersection and the union
+    of each two boxes; a box with a negative side has none."""
     low, high = boxes[:, :2], boxes[:, 2:]
     sides = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
     both, area = sides.clip(0).prod(2), (high - low).clip(0).prod(1)
@@ -169,8 +169,9 @@ def _are_apart(corners: Array, scores: Array, threshold: float, overlap: float) 
 def suppress(
     corners: Array, scores: Array, threshold: float, overlap: float | None, most: int
 ) -> list[tuple[int, int]]:
-    """Return (label id, candidate) of the candidates from the threshold on, at most `most` of each
-    label. Without those that a more probable one of the label overlaps by more than `overlap`.
+    """Return the expected (label id, candidate) of the candidates from the threshold on, at most
+    `most` of each label. Without those that a more probable one of the label overlaps by more than
+    `overlap`.
 
     corners: (candidates, 4)
     scores: (labels, candidates)

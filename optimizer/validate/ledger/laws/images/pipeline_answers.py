@@ -49,7 +49,7 @@ class PipelineOutputs(dict[str, Any]):
 
 
 def _sides(reference: ReferencePipeline, image: Any) -> tuple[int, int]:
-    """Return the height and the width of an image in pixels."""
+    """Return the height and the width of a judged image in pixels."""
     opened = open_by_pillow(image, image_file.MODES[reference.contract.images.channels])
     return int(opened.height), int(opened.width)
 
@@ -93,7 +93,8 @@ def detected(
 
 
 def _probabilities(reference: ReferencePipeline, logits: Array) -> tuple[Array, float]:
-    """Compute (probability of each query and label in float64, bound on its float32 rounding)."""
+    """Compute (expected probability of each query and label in float64, bound on its float32
+    rounding)."""
     wide = torch.from_numpy(logits).double()
     if logits.shape[-1] == len(reference.contract.labels or ()):
         return wide.sigmoid().numpy(), (EXPONENTIAL + 3) * UNIT["fp32"] + SMALLEST["fp32"]

@@ -13,7 +13,7 @@ from optimizer.harness.inputs.batch import Array
 
 
 def prepare(settings: ImageSettings, image: Any) -> Array:
-    """Return float32 (1, channels, height, width).
+    """Return the expected pixels of an image, float32 (1, channels, height, width), for the ledger.
 
     image: Pillow image, in the mode of the settings' channels
     """
@@ -47,8 +47,8 @@ def prepare(settings: ImageSettings, image: Any) -> Array:
 
 
 def are_near(settings: ImageSettings, actual: Array, expected: Array) -> bool:
-    """Return True for arrays that differ by one step of a pixel at most, with the filter LINEAR,
-    whose float32 sums may round to another whole number."""
+    """Return True for the harness's and the expected pixels where they differ by one step of a
+    pixel at most, with the filter LINEAR, whose float32 sums may round to another whole number."""
     if settings.resample != LINEAR or actual.shape != expected.shape:
         return False
     std = np.ones(settings.channels) if settings.std is None else np.array(settings.std)

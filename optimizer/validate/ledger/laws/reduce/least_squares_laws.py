@@ -35,8 +35,8 @@ SMALL = 1e-300  # divisor for a column of zeros
 
 
 class Objective:
-    """Running sums from which J of one layer is computed, at its adjusted weight and at the
-    reference's kept columns."""
+    """Running sums by which a law judges a reduced layer: J is computed at its adjusted weight and
+    at the reference's kept columns."""
 
     def __init__(self, adjusted: Tensor, start: Tensor, weight: Tensor, moved: Tensor) -> None:
         """Start with no inputs.
@@ -129,7 +129,8 @@ def find_problems(
 
 
 def _entered(model: nn.Module, batch: Any, layers: Any) -> dict[str, list[Tensor]]:
-    """Run a batch and return the inputs of layers, {layer: [(tokens, in) of each call]}."""
+    """Run a batch for the law and return the inputs of adjusted layers, {layer: [(tokens, in) of
+    each call]}."""
     inputs: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     trace.observe(model, batch, list(inputs), lambda name, rows: inputs[name].append(rows))
     return inputs
@@ -137,8 +138,8 @@ def _entered(model: nn.Module, batch: Any, layers: Any) -> dict[str, list[Tensor
 
 @contextmanager
 def _without(m: Materials, kept: list[str]) -> Iterator[nn.Module]:
-    """Provide the reference model without the removed blocks, so that its blocks are numbered as
-    the smaller model's.
+    """Provide the law's reference model without the removed blocks, so that its blocks are numbered
+    as the smaller model's.
 
     kept: names of the blocks to keep
     """

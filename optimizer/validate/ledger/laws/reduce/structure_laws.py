@@ -79,7 +79,7 @@ def _objective(
     files: tuple[_StepTensors, _StepTensors],
     m: Materials,
 ) -> least_squares_laws.Objective:
-    """Make the empty objective of the adjusted weight `name`.
+    """Make the law's empty objective of the adjusted weight `name`.
 
     origin: name of the weight in the reference
     layer: entry of the layer in reduced.json
@@ -96,7 +96,7 @@ def _objective(
 
 
 def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Tensor:
-    """Return the tensor that is expected where hidden channels were removed: a norm's weights are
+    """Return the tensor that a law expects where hidden channels were removed: a norm's weights are
     multiplied by sqrt(channels before / after).
 
     value: the reference's tensor, already cut to the kept units
@@ -127,8 +127,8 @@ def collect_figures(m: Materials) -> dict[str, Any] | None:
 
 
 def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
-    """Open the files of a step's checkpoint by the safetensors library: {tensor: open file with
-    it}.
+    """Open for the ledger the files of a step's checkpoint by the safetensors library: {tensor:
+    open file with it}.
 
     files: stack that closes them
     """
@@ -142,7 +142,7 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
 
 
 class _StepTensors:
-    """The tensors of a step's checkpoint, linear weights as (out, in)."""
+    """The tensors of a judged step's checkpoint, linear weights as (out, in)."""
 
     def __init__(self, folder: Path, m: Materials, files: ExitStack) -> None:
         self._family, self._files = m.family, open_tensors(folder, files)
@@ -184,7 +184,7 @@ def _indices(document: Mapping[str, Any], reference: _StepTensors, m: Materials)
 
 
 def _count(kind: str, block: str, reference: _StepTensors, m: Materials) -> int:
-    """Count the units of a block of the reference.
+    """Count the units of a block of the ledger's reference.
 
     kind: "ffn" for neurons, "heads" for key heads
     """
@@ -248,8 +248,8 @@ def _origins(
 
 
 def _cut(origin: str, layer: Mapping[str, Any], reference: _StepTensors, m: Materials) -> Tensor:
-    """Cut tensor `origin` of the reference to the units that `layer`, an entry of reduced.json,
-    keeps."""
+    """Compute the expected tensor: cut tensor `origin` of the reference to the units that `layer`,
+    an entry of reduced.json, keeps."""
     value = reference[origin]
     module = origin.removeprefix(f"{layer.get('of')}.").rpartition(".")[0]
     family: Family = m.family
@@ -272,7 +272,7 @@ def _cut(origin: str, layer: Mapping[str, Any], reference: _StepTensors, m: Mate
 def _adjusted(
     name: str, value: Tensor, reference: Tensor, document: Mapping[str, Any], m: Materials
 ) -> Iterator[str]:
-    """Law 2: yield sentences on tensor `name`, which a method adjusted.
+    """Check law 2: yield sentences on tensor `name`, which a method adjusted.
 
     value: tensor in the smaller checkpoint
     reference: tensor that was expected before the adjustment

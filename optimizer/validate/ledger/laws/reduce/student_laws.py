@@ -84,5 +84,6 @@ def _contract(student: Path, m: Materials) -> Iterator[str]:
 
 
 def _named_axes(axes: list[Any]) -> list[Any]:
-    """Return the axes of an output without the width of vectors, which may differ in a student."""
+    """Return the axes of an output that law 3 compares without the width of vectors, which may
+    differ in a student."""
     return [axis for axis in axes if isinstance(axis, str)]

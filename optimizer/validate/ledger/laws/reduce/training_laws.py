@@ -215,7 +215,7 @@ def _ranges(m: Materials) -> Iterator[str]:
 
 
 def _scale(pair: TeacherAndStudent, held_out: TrainingTexts) -> float:
-    """Factor from a relative distance to the loss: the size of logits in a row, over which
+    """Law 4's factor from a relative distance to the loss: the size of logits in a row, over which
     roundoff spreads evenly (twice the divergence is the variance of the error of logits), else
     1."""
     if not (pair.task.classifies or pair.task.generates or pair.task.fills):

@@ -64,7 +64,8 @@ def compare_answers(m: Materials, served: Contract, encoder: Any, runner: Runner
 
 
 def encode(reference: ReferencePipeline, question: str, context: str) -> Sequence[Any]:
-    """Encode a question and its context by transformers' tokenizer and return the windows."""
+    """Encode for the reference a question and its context by transformers' tokenizer and return the
+    windows."""
     encoded = reference.tokenizer(
         question,
         context,
@@ -129,7 +130,8 @@ def expected(
 
 
 def _softmax(logits: Array, kept: Array) -> tuple[Array, Array]:
-    """Compute (probabilities of the kept tokens in float64, their float32 bounds), both (tokens,).
+    """Compute the reference's (probabilities of the kept tokens in float64, their float32 bounds),
+    both (tokens,).
 
     logits: (tokens,)
     kept: (tokens,), True for tokens that an answer may contain
@@ -150,8 +152,8 @@ def _near(scores: Array, bounds: Array, at: int) -> bool:
 
 
 def _characters(window: Any, first: int, last: int) -> tuple[int, int]:
-    """Return (start, end) in characters of the answer from token `first` to token `last`, as the
-    pipeline's get_indices does with align_to_words."""
+    """Return (start, end) in characters of the expected answer from token `first` to token `last`,
+    as the pipeline's get_indices does with align_to_words."""
     try:
         words = window.token_to_word(first), window.token_to_word(last)
         return window.word_to_chars(words[0], 1)[0], window.word_to_chars(words[1], 1)[1]
