@@ -98,14 +98,15 @@ def order_for_confirmation(trials: Sequence[Trial], name: str) -> list[Trial]:
     """Order kept trials for the tests on held-out rows, of which each has less error to spend than
     the one before.
 
-    Next is the best by the objective; of the trials that are not surely worse than that one, the
-    one with the lowest upper bound of its drop, which is most likely to pass.
+    Next, of the trials that are not surely worse than any other left, is the one with the lowest
+    upper bound of its drop, which is most likely to pass.
 
     name: value of search.objective
     """
     left, ordered = sorted(trials, key=lambda t: _value_and_bound(t, name)), []
     while left:
-        alike = [t for t in left if not _is_surely_worse(t, left[0], name)]
+        # of the fastest alone the interval may be wide enough to include all others
+        alike = [t for t in left if not any(_is_surely_worse(t, one, name) for one in left)]
         following = min(alike, key=_bound_of_drop)
         left.remove(following)
         ordered.append(following)

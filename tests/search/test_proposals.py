@@ -119,6 +119,22 @@ def test_of_times_that_do_not_surely_differ_the_lowest_bound_of_the_drop_is_conf
     assert orders["quality"] == ["3", "2", "0", "1"]
 
 
+def test_a_time_that_is_surely_longer_than_any_other_is_not_confirmed_first() -> None:
+    times = [(0.86, (0.52, 1.43)), (0.93, (0.84, 1.03)), (1.24, (1.10, 1.40))]
+    trials = [
+        Trial(
+            SPACE[i],
+            str(i),
+            "kept",
+            drop_interval=(None, 0.01 / (i + 1)),
+            ratio=r,
+            ratio_interval=c,
+        )
+        for i, (r, c) in enumerate(times)
+    ]
+    assert [t.label for t in order_for_confirmation(trials, "latency")] == ["1", "2", "0"]
+
+
 def test_kendalls_tau_counts_pairs_in_the_same_order_less_those_in_the_other() -> None:
     pairs = [(1.0, 2.0), (2.0, 1.0), (3.0, 4.0), (4.0, 3.5), (5.0, 9.0)]
     assert kendall_tau(pairs) == pytest.approx((8 - 2) / 10)
