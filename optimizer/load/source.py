@@ -372,8 +372,8 @@ def _first_line(error: Exception) -> str:
 
 
 def shard_files(folder: Path, index: Path) -> dict[str, Path]:
-    """Return {tensor: file} of a shard index. Raises CheckpointError for a missing shard or a
-    path."""
+    """Return {tensor: file} of a shard index. Raises CheckpointError for a missing shard, or an
+    entry that is a path in place of a file's name."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(

@@ -344,8 +344,8 @@ def check_unused(pairing: SourceWeights, model: nn.Module, section: Model) -> No
 
 
 def _place(stored: Mapping[str, Any]) -> str:
-    """Return where tensors of a checkpoint are stored, for messages: their file, or the folder of
-    their files."""
+    """Return where tensors of a loaded checkpoint are stored, for messages of load: their file, or
+    the folder of their files."""
     files = {str(entry.file) for entry in stored.values() if isinstance(entry, TensorPlace)}
     folders = {str(Path(file).parent) for file in files}
     return next(iter(files if len(files) == 1 else folders), "checkpoint")

@@ -209,8 +209,8 @@ class Model(Section):
 
     @property
     def adapter_data(self) -> dict[str, DataSpec | None]:
-        """{name: texts that judge it} of the adapters that stay apart; None: those of
-        validate.data."""
+        """Evaluation data of each adapter that is not merged into the model, {name: data}; None for
+        one that is judged by validate.data."""
         return {name: one.data for name, one in self._kept_apart.items()}
 
     @property

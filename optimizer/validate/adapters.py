@@ -132,7 +132,8 @@ def compress(m: Materials) -> LedgerEntry:
 
 
 def _keeps_inputs(m: Materials, parameter: str) -> bool:
-    """True for a replaced parameter that changes no input of a linear module but by its error."""
+    """Return True for a parameter that compress may change under a trained adapter: a corrected
+    bias, a pruned float weight or the head, none of which rescales a linear module's inputs."""
     head = f"{m.family.head}.weight"
     return parameter.endswith(".bias") or parameter in m.state.pruned_floats or parameter == head
 

@@ -178,7 +178,8 @@ def run(
 
 
 def make_hops_folder(out: Path) -> Path:
-    """Return the folder, one per kind of torch's kernels, that keeps the hops that passed."""
+    """Return the folder that keeps the hops that passed, for a later run with the same instruction
+    set of torch's kernels, such as AVX512."""
     return out / f"passed-hops-{torch.backends.cpu.get_cpu_capability()}"
 
 

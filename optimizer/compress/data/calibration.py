@@ -87,8 +87,8 @@ def check_enough(section: Compression | Reduction, source: Path) -> None:
 
 
 def _check_enough(windows: int, section: Compression | Reduction) -> None:
-    """Raise DataError where `windows`, the number of calibration windows, is less than calibration
-    and tuning need."""
+    """Check before compress or reduce walks over them: raise DataError where `windows`, the number
+    of calibration windows, is less than calibration and tuning need."""
     calibrate = section.calibrate
     assert calibrate is not None
     tuning = section.quantize.model_tuning if isinstance(section, Compression) else None

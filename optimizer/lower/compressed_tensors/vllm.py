@@ -41,8 +41,8 @@ def check_model(config: Mapping[str, Any], at: str, recipe: Recipe, section: Vll
 def _check_sizes(
     config: Mapping[str, Any], section: VllmTarget, at: str, scales: Sequence[Shared]
 ) -> None:
-    """Raise RecipeError where vLLM cannot divide heads or scales among the GPUs, or layers are
-    fewer than the pipeline's stages."""
+    """Check a folder that is lowered for vLLM: raise RecipeError where vLLM cannot divide heads or
+    scales among the GPUs, or layers are fewer than the pipeline's stages."""
     heads, layers = (config.get(name) for name in ("num_attention_heads", "num_hidden_layers"))
     shares, stages = section.tensor_parallel_size, section.pipeline_parallel_size
     if isinstance(heads, int) and (why := _uneven(config, heads, shares, scales)):

@@ -118,8 +118,9 @@ def lower_summands(
 
 
 def _reader(surgeon: Surgeon, name: str, use: OperatorInput) -> tuple[ir.Node, int]:
-    """Return, of the graph that is lowered, (operator of `use`, index of the operator's input that
-    reads the tensor of `use`)."""
+    """Find in the graph that is lowered the operator of `use`, and the index of its input that
+    reads the tensor of `use`. Raises OptimizeError, which names `name`, unless exactly one reads
+    it."""
     node = surgeon.nodes[use.node]
     places = [i for i, v in enumerate(node.inputs) if v is not None and v.name == use.input]
     if len(places) != 1:

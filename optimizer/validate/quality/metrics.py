@@ -261,12 +261,13 @@ def rank_queries(metric: str, queries: Sequence[str], relevance: Floats) -> Rank
 def ranking_metric(
     ranking: Ranking, baseline: Floats, candidate: Floats, confidence: float = 0.95
 ) -> Metric:
-    """Metric: mean over queries of the ranking's metric.
+    """Compare two models by a ranking: the mean over queries of its metric, one score per row (a
+    query with one document).
 
     baseline, candidate: scores (rows,)
 
-    The pseudo-observations (Metric.imagined) are queries with the largest loss that any order of
-    these documents can cause.
+    The pseudo-observations (Metric.imagined), which keep the interval honest where few queries
+    differ, have the largest loss that any order of these documents can cause.
     """
     a, b = (ranking.values(ranking.weights(s[ranking.rows])) for s in (baseline, candidate))
     each = per_example.values(ranking.metric, b)

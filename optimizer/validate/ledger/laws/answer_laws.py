@@ -328,7 +328,8 @@ def filled(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
 def pooled(
     reference: ReferencePipeline, _value: Any, hidden: Array, alone: Batch
 ) -> dict[str, Any]:
-    """Compute the expected vector of an input from its hidden states (positions, width)."""
+    """Compute the vector that the law expects of an input from its hidden states (positions,
+    width)."""
     contract = reference.contract
     values, bounds = contract_laws.evaluate(
         contract, {tasks.look_up(contract).output: hidden[None]}, alone

@@ -102,8 +102,8 @@ def _quantized_to(tensor: Any, producer: Mapping[str, Any]) -> str | None:
 
 
 def _weights(constants: list[Any], consumers: Mapping[str, list[Any]]) -> dict[str, int]:
-    """Measure the weights of TensorRT's network: {"stored": bytes of the constants, "widened":
-    their bytes when dequantized}."""
+    """Measure the weights of the network from which TensorRT builds a bundle's engine: {"stored":
+    bytes of the constants, "widened": their bytes when dequantized}."""
     stored = widened = 0
     for constant in constants:
         tensor = constant.get_output(0)
