@@ -186,8 +186,20 @@ def test_pixels_are_those_of_pillow_and_torch(image: Any, sides: tuple[int, int]
     pixels = np.random.default_rng(1).integers(0, 256, (*sides, 3), dtype=np.uint8)
     expected = prepared_pixels.prepare(made.images, Image.fromarray(pixels))
     array = tasks.encode(made, None, [pixels])["x"]
-    near = np.array_equal(array, expected) or prepared_pixels.are_near(made.images, array, expected)
-    assert near
+    assert prepared_pixels.agree(array, expected)
+
+
+def test_a_pixel_that_no_rounding_explains_differs() -> None:
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (50, 90, 3), dtype=np.uint8))
+    made = contract({"o": [1, 7]})
+    expected = prepared_pixels.prepare(made.images, image)
+    brighter = contract({"o": [1, 7]}, {"letterbox": {"fill": 115, "place": "centre"}})
+    filled = tasks.encode(brighter, None, [np.asarray(image)])["x"]
+    one_step = expected[0].copy()
+    one_step[0, 0, 32, 7] = (np.rint(one_step[0, 0, 32, 7] * 255) + 1) * (1 / 255)
+    assert len(expected) == 2
+    assert not prepared_pixels.agree(filled, expected)
+    assert not prepared_pixels.agree(one_step, expected)
 
 
 def test_suppression_drops_only_boxes_of_the_same_label() -> None:

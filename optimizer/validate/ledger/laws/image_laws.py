@@ -45,8 +45,7 @@ def compare_pixels(
 ) -> list[str]:
     """Check law 1: return a problem for each image that the harness converts to other arrays than
     transformers' image processor. The arguments are those of contract_laws.compare_tokens."""
-    of_file = tasks.look_up(source).of_file
-    processor = None if of_file else open_processor(checkpoint)
+    processor = None if tasks.look_up(source).of_file else open_processor(checkpoint)
     mode = image_file.MODES[source.images.channels]
     kind, broken = tasks.look_up(served).inputs, []
     strange: list[Any] = [*map(_strange, SIDES)]
@@ -61,14 +60,11 @@ def compare_pixels(
         if processor is None:
             expected = prepared_pixels.prepare(source.images, opened)
         else:
-            expected = processor(opened, return_tensors="np", **options)["pixel_values"]
-        expected = np.asarray(expected, np.float32)
+            values = processor(opened, return_tensors="np", **options)["pixel_values"]
+            expected = (np.asarray(values, np.float32),)
         for name, array in kind.collate(served, encoded.parts).items():
-            if array.shape == expected.shape and np.array_equal(array, expected):
-                continue
-            if of_file and prepared_pixels.are_near(source.images, array, expected):
-                continue
-            broken.append(f"{name} of image {i + 1}: {_difference(array, expected)}")
+            if not prepared_pixels.agree(array, expected):
+                broken.append(f"{name} of image {i + 1}: {_difference(array, expected[0])}")
     return broken
 
 
