@@ -113,8 +113,8 @@ class Budget(Section):
         2.0,
         gt=0,
         le=10_000,
-        description="hours in which trials and confirmation end; of a resumed search those before "
-        "count too",
+        description="hours for trials and confirmation; no step starts that is predicted to end "
+        "later. Of a resumed search those before count too",
     )
     trials: int = Field(200, ge=1, le=MANY, description="trials, at most")
 
