@@ -219,22 +219,39 @@ def _override(document: dict[str, Any], override: str, lines: Lines) -> tuple[An
     if len(keys) > DEPTH:
         raise RecipeError(f"the path has {len(keys):,} parts", where=f"--set {_short(override)}")
     at: Any = document
-    for key in keys[:-1]:
+    for depth, key in enumerate(keys[:-1]):
         if isinstance(at, list) and _index(key, at):
             at = at[int(key)]
         elif isinstance(at, dict):
             at = at.setdefault(key, {})
         else:
-            raise RecipeError(f"no section {key!r} here", where=f"--set {_short(override)}")
+            raise _explain_no_place(keys[:depth], key, at, override)
     value = read_value(text, f"--set {_short(override)}")
     if isinstance(at, list) and _index(keys[-1], at):
         at[int(keys[-1])] = value
     elif isinstance(at, dict):
         at[keys[-1]] = value
     else:
-        raise RecipeError(f"{keys[-1]!r} cannot be set here", where=f"--set {_short(override)}")
+        raise _explain_no_place(keys[:-1], keys[-1], at, override)
     lines.note(_loc(keys), f"--set {_short(override)}")
     return _loc(keys)
+
+
+def _explain_no_place(path: list[str], key: str, value: Any, override: str) -> RecipeError:
+    """Make the error of an override whose path ends in the recipe before `key`.
+
+    path: keys up to the value that the recipe has
+    """
+    place = ".".join(path)
+    if isinstance(value, list):
+        what, accepted = f"a list of {len(value)}", f"an index below {len(value)}"
+    else:
+        what, accepted = _short(repr(value)), f"--set {place}=..., which sets the whole of it"
+    return RecipeError(
+        f"{place} is {what} in the recipe, which has no {key!r}",
+        where=f"--set {_short(override)}",
+        accepted=accepted,
+    )
 
 
 def _is_number(key: str) -> bool:

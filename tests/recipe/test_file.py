@@ -302,6 +302,22 @@ def test_an_override_without_a_value_is_refused(tmp_path: Path) -> None:
         read(tmp_path, GOOD, "quantize.method")
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("validate.data.files=[c.txt]", r"validate\.data is 'b\.yaml' in the recipe, which has no"),
+        ("validate.data.columns.text=a", r"set validate\.data=\.\.\., which sets the whole of it"),
+        ("targets.1.threads=2", "targets is a list of 1 in the recipe.*an index below 1"),
+    ],
+)
+def test_an_override_below_a_value_says_what_the_recipe_has_there(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    text = GOOD.replace("data: {source: text, files: [b.txt]}", "data: b.yaml")
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, text, override)
+
+
 def test_a_data_spec_file_is_read_and_its_lines_are_named(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("source: text\nfilez: [b.txt]\n")
     with pytest.raises(RecipeError, match=r"b\.yaml:2: validate\.data\.filez: unknown key"):
