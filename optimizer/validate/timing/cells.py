@@ -92,6 +92,9 @@ def time_cells(
 ) -> dict[str, Any]:
     """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
 
+    Once the candidate is surely slower than float in one cell, which fails must_beat_float, the
+    other cells get the recipe's iterations and no more.
+
     systems: {name: system}
     floats: names of the float baselines; the candidate is compared with the fastest of them. []: no
         ratios are measured
@@ -99,16 +102,17 @@ def time_cells(
     latency = timing.latency
     budget = TimeBudget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
+    gated = latency.must_beat_float
     for cell in cells:
         baseline = _fastest(timer, systems, floats, cell)
         if baseline:
             below_1, least = RatioQuestion.share_rounds(1.0, latency.iterations), latency.iterations
-            gated = latency.must_beat_float
             rule = budget.test(below_1, least) if gated else SequentialTest(below_1, least, None)
             compared = TimingComparison(timer, rule, baseline)
             measured = timer.time(systems, cell, baseline, compared.more, compared.opening)
             ratio = timer.ratio(measured["cells"][0])
             ratio |= compared.as_dict()
+            gated = gated and (rule.interval[0] or 0.0) < 1
         else:
             measured = timer.time(systems, cell)
         section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,11 @@ class Clock:
         self.now = 0.0
         monkeypatch.setattr("optimizer.harness.bundle.bench.time.perf_counter", lambda: self.now)
 
-    def system(self, seconds: float) -> System:
-        def forward(_: Any) -> None:
-            self.now += seconds
+    def system(self, seconds: float, several: Callable[[], float] | None = None) -> System:
+        """Return a system. several: function that returns the seconds of more texts than one"""
+
+        def forward(texts: Sequence[str]) -> None:
+            self.now += seconds if several is None or len(texts) == 1 else several()
 
         return System(lambda texts, length: texts, forward, lambda outputs, arrays: outputs)
 
@@ -116,3 +119,19 @@ def test_the_ratio_is_to_the_fastest(
     assert set(cell["systems"]) == set(systems)
     (gate,) = batch_timing.judge(section, latency, {"eligible": 1, "wider": []})
     assert f"times the time of {fastest} at" in gate.message
+
+
+@pytest.mark.parametrize(("alone", "further"), [(2.0, False), (0.5, True)])
+def test_once_one_cell_has_failed_the_others_are_not_timed_until_decided(
+    alone: float, further: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two texts the candidate's time scatters so that the first look does not decide."""
+    clock, random_ = Clock(monkeypatch), random.Random(0)
+    candidate = clock.system(alone, lambda: random_.uniform(0.5, 1.4))
+    systems = {"float": clock.system(1.0), cells.CANDIDATE: candidate}
+    latency = Latency(iterations=8, max_seconds=60)
+    timer = batch_timing.BatchTimer(["a b c d"], latency, 1, Openings({}))
+    timing = cells.Timing(latency, 1, 2)
+    section = cells.time_cells(timer, systems, [(1, 4), (2, 4)], timing, ["float"])
+    fewest, other = (cell["runs"] for cell in section["cells"])
+    assert (other > fewest) is further
