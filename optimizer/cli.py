@@ -8,6 +8,8 @@ Commands import heavy packages when they run, so that `optimize --help` answers 
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import sys
@@ -228,6 +230,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool, portable_kernels: b
     os.umask(os.umask(0o077) | FORBIDDEN)
     if portable_kernels:
         os.environ.update(ENVIRONMENT)
+    atexit.register(gc.freeze)  # else the exit searches a million imported objects, for a second
     _quiet_libraries()
     if sys.stdout.encoding.lower() != "utf-8" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters it lacks

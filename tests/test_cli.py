@@ -38,6 +38,16 @@ def test_help_imports_no_heavy_package() -> None:
     assert done.stdout.strip() == "0 []"
 
 
+def test_an_exit_searches_no_object_for_garbage() -> None:
+    script = (
+        "import atexit, gc\nfrom optimizer.cli import main\n"
+        "atexit.register(lambda: print(len(gc.get_objects()) < 10))\n"  # called last
+        "main(['doctor', '--help'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "True")
+
+
 @pytest.mark.parametrize("command", sorted(main.commands))
 def test_every_command_explains_itself_with_an_example(command: str) -> None:
     result = optimize(command, "--help")

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from optimizer.foundation.yaml_lines import Lines
+from optimizer.harness.process.collection import delay_collection
 from optimizer.recipe.schema import Recipe
 from optimizer.store import STAGES
 
 
+@delay_collection()
 def read(
     file: Path,
     overrides: Sequence[str],
