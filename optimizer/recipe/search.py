@@ -15,8 +15,8 @@ from optimizer.recipe.reduce import Reduce
 
 HOUR = 3600  # seconds
 TIMED_SHARE = 4
-"""Time of a search / the part of it that timing may take: a choice that leaves most of the time for
-making and answering."""
+"""Time of a search / the part of it that timing the trials may take, and the same again for the two
+timings of a confirmation: a choice that leaves half of the time for making and answering."""
 
 
 def _listed(value: Any) -> Any:
@@ -130,6 +130,12 @@ class Budget(Section):
         candidates: number of candidates
         """
         return self.seconds / (TIMED_SHARE * min(self.trials, candidates))
+
+    @property
+    def seconds_of_confirming(self) -> float:
+        """Maximum seconds of each timing of a confirmation: beside the recipe, and for its
+        gates."""
+        return self.seconds / (2 * TIMED_SHARE)
 
 
 class Search(Section):

@@ -373,14 +373,19 @@ def _reduce(recipe: Recipe, size: float) -> dict[str, Reduce]:
 
 
 def _validate(recipe: Recipe) -> Validate:
-    """Return the recipe's section `validate`, with the constraints of the search as its limits."""
-    constraints, section = get_section(recipe).constraints, recipe.validate_
-    changes: dict[str, Any] = {}
+    """Return the recipe's section `validate`, with the constraints of the search as its limits, and
+    no more seconds of timing than the search's budget has for a confirmation."""
+    search, section = get_section(recipe), recipe.validate_
+    constraints, seconds = search.constraints, search.budget.seconds_of_confirming
+    changes, limits = dict[str, Any](), dict[str, Any]()
     if constraints.max_drop is not None:
         changes["max_drop"] = constraints.max_drop
     if constraints.p99_ms is not None:
-        limit = {"p99_ms": constraints.p99_ms}
-        changes["latency"] = Latency.model_validate(_fields_set(section.latency) | limit)
+        limits["p99_ms"] = constraints.p99_ms
+    if seconds < section.latency.max_seconds:
+        limits["max_seconds"] = seconds
+    if limits:
+        changes["latency"] = Latency.model_validate(_fields_set(section.latency) | limits)
     return Validate.model_validate(_fields_set(section) | changes) if changes else section
 
 

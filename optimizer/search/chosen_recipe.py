@@ -18,6 +18,7 @@ from optimizer.foundation.errors import RecipeError
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 
+LIMITS = ("p99_ms", "max_seconds")  # of validate.latency, which a search changes
 HEADER = "# Found by `optimize search {name}`; comments are in that file.\n"
 
 
@@ -86,6 +87,7 @@ def write(recipe: Path, overrides: Sequence[str], index: int, chosen: Recipe, ou
 
 def _set_limits(validate: dict[str, Any], chosen: Recipe) -> None:
     validate["max_drop"] = chosen.validate_.max_drop
-    p99 = chosen.validate_.latency.p99_ms
-    if p99 is not None:
-        validate["latency"] = {**validate.get("latency", {}), "p99_ms": p99}
+    latency = chosen.validate_.latency
+    limits = {name: getattr(latency, name) for name in LIMITS if name in latency.model_fields_set}
+    if limits:
+        validate["latency"] = {**validate.get("latency", {}), **limits}

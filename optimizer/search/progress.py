@@ -8,7 +8,8 @@ the process.
     finished   number of trials that have ended
     seconds    time of the search at the end of the last of them
     longest    seconds of the longest of them, in the run that ended it
-    gates      seconds that the gates of the first kept candidate took
+    seconds_of_gates
+               {target: [all but their timing, their timing]}, the longest of each
     running    {"form", "steps", "ends"} of the trial that runs: finished steps of the store before
                it, and how often the process has ended in it without finishing a further one
     skipped    candidates that are not tried again
@@ -22,12 +23,15 @@ between them are attributed to the candidate.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from optimizer.foundation import atomic
+from optimizer.foundation.progress import say
 from optimizer.search.candidates import Candidate
+from optimizer.search.trial import Trial
 from optimizer.shared_store import Root, SharedStore
 from optimizer.store import MADE_FROM
 
@@ -41,8 +45,11 @@ class Progress:
     of: digest of the recipe and of its model's answers
     started: clock in seconds at the start of this run
 
+    timings: {target: seconds after which the timing of a candidate's gates ends}
+    again: seconds after which the second timing of a candidate beside the recipe ends
     validated: candidate that went through all gates before the others were tried; None: none did
     ended: reason for which no further trial started; "" without one
+    over: the confirmation that ended after the budget, and its times; "" without one
     """
 
     def __init__(
@@ -50,12 +57,14 @@ class Progress:
     ) -> None:
         self._root, self._name = root, f"search/{name}.json"
         self._clock, self._since = clock, started
-        fresh: dict[str, Any] = {"finished": 0, "seconds": 0.0, "longest": 0.0, "gates": 0.0}
-        fresh |= {"running": None, "skipped": [], "unmeasured": None}
+        fresh: dict[str, Any] = {"finished": 0, "seconds": 0.0, "longest": 0.0}
+        fresh |= {"seconds_of_gates": {}, "running": None, "skipped": [], "unmeasured": None}
         self._state = {"of": of, **fresh}
         self._began = started
+        self.timings: Mapping[int, float] = {}
+        self.again = 0.0
         self.validated: Candidate | None = None
-        self.ended = ""
+        self.ended = self.over = ""
         with suppress(OSError, ValueError, LookupError, TypeError):
             if isinstance(root, SharedStore):
                 data = root.read(self._name) or b""
@@ -75,48 +84,92 @@ class Progress:
         """Seconds spent on the search, earlier runs included."""
         return float(self._state["seconds"]) + self._clock() - self._since
 
-    @property
-    def confirmation(self) -> float:
-        """Seconds that a confirmation takes, by the gates of the first kept candidate."""
-        return float(self._state["gates"])
+    def predict_confirmation(self, target: int, trials: Sequence[Trial]) -> float:
+        """Predict the most seconds that a confirmation takes on a target.
 
-    def reserve(self, candidate: Candidate, seconds: float) -> None:
-        """Record that a candidate of the search went through all gates, and in how many seconds.
+        They are those of the gates of an earlier candidate there, with their timing up to its
+        limit, and those of timing again. Before one, the gates of another target count, with their
+        time multiplied by the largest ratio of measured times of answers, where this is above 1.
 
-        The longer time of an earlier run of this search is kept, because this one reused its steps.
+        trials: trials of the search so far
         """
-        self.validated = candidate
-        self._state["gates"] = max(self.confirmation, seconds)
+        gates = {int(known): seconds for known, seconds in self._state["seconds_of_gates"].items()}
+        known = {target: gates[target]} if target in gates else gates
+        slowest = _slowest(trials)
+        limit, longest = self.timings.get(target, 0.0), 0.0
+        for other, (work, timing) in known.items():
+            slower = max(slowest.get(target, 1.0) / slowest.get(other, 1.0), 1.0)
+            longest = max(longest, slower * work + max(slower * timing, limit))
+        return (longest or limit) + self.again
+
+    def record_gates(self, target: int, seconds: float, timing: float) -> None:
+        """Record that a candidate of the search went through all gates of a target.
+
+        The longest times are kept, because a resumed search reuses the steps of an earlier run.
+
+        seconds: seconds of all gates
+        timing: seconds of their timing, also where an earlier run made that step
+        """
+        timing = min(timing, seconds)
+        gates = self._state["seconds_of_gates"]
+        work, longest = gates.get(str(target), (0.0, 0.0))
+        gates[str(target)] = [max(work, seconds - timing), max(longest, timing)]
         self._write()
 
-    def find_want_of_time(self, budget: float) -> str:
+    def find_want_of_time(self, budget: float, target: int, trials: Sequence[Trial]) -> str:
         """Return why no further trial of the search starts: one as long as the longest, and a
         confirmation after it, would end after the budget. "" if they would not.
 
         budget: seconds
+        target: target of the next trial; the others that may be confirmed are those of kept trials
         """
         left, trial = budget - self.seconds, float(self._state["longest"])
         if left <= 0:
             return "search.budget.hours were spent"
-        if left > trial + self.confirmation:
+        kept = {t.candidate.target for t in trials if t.outcome == "kept"}
+        needed = max(self.predict_confirmation(one, trials) for one in kept | {target})
+        if left > trial + needed:
             return ""
         return (
             f"{left:.0f} s of search.budget.hours were left, a trial took up to {trial:.0f} s, and "
-            f"a confirmation takes about {self.confirmation:.0f} s"
+            f"a confirmation takes up to {needed:.0f} s"
         )
 
-    def find_want_of_confirmation(self, candidate: Candidate, budget: float) -> str:
+    def find_want_of_confirmation(
+        self, candidate: Candidate, budget: float, trials: Sequence[Trial]
+    ) -> str:
         """Return why a candidate of the search cannot be confirmed within the budget; "" if it can.
 
         budget: seconds
         """
         left = budget - self.seconds
-        if candidate == self.validated or left > self.confirmation:
+        needed = self.predict_confirmation(candidate.target, trials)
+        if candidate == self.validated or left > needed:
             return ""
         return (
-            f"not confirmed, which takes about {self.confirmation:.0f} s: {max(left, 0):.0f} s "
-            "of search.budget.hours were left"
+            f"not confirmed, which takes up to {needed:.0f} s: {max(left, 0):.0f} s of "
+            "search.budget.hours were left"
         )
+
+    @contextmanager
+    def watch(self, what: str, budget: float, predicted: float) -> Iterator[None]:
+        """Inside, say so once the search's budget has ended, and record it in `over`.
+
+        what: the step, such as "confirming rtn, onnxruntime-cpu"
+        budget, predicted: seconds of the search, and those that the step may take
+        """
+        before = self.seconds
+        late = f"search: search.budget.hours are spent; {what} takes longer"
+        timer = threading.Timer(max(budget - before, 0.0), say, (late,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if self.seconds > budget and not self.over:
+                took = self.seconds - before
+                self.over = f"{what} took {took:.0f} s, and up to {predicted:.0f} s were predicted"
 
     def decide(self, find_reason: Callable[[], str]) -> str:
         """Return why the search does not measure the modules, as an earlier run of this search
@@ -177,3 +230,13 @@ def finished_steps(root: Root) -> int:
     if isinstance(root, SharedStore):
         return root.count_steps()
     return sum(1 for _ in root.glob(f"*/*/{MADE_FROM}"))
+
+
+def _slowest(trials: Sequence[Trial]) -> dict[int, float]:
+    """Return {target: largest time of its trials / the recipe's} of a search."""
+    slowest: dict[int, float] = {}
+    for trial in trials:
+        if trial.ratio is not None:
+            target = trial.candidate.target
+            slowest[target] = max(trial.ratio, slowest.get(target, 0.0))
+    return slowest

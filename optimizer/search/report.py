@@ -57,6 +57,7 @@ def build_document(result: Result, file: Path | None, report: Path) -> dict[str,
         "space": result.space,
         "unmeasured": result.unmeasured or None,
         "ended": result.ended or None,
+        "over": result.over or None,
         "rows": result.rows,
         "errors": {
             "stopped_within_the_margin": alpha,
@@ -149,6 +150,8 @@ def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
     if result.ended:
         tried = f"{len(result.trials)} of {result.space} candidates"
         lost.append(f"Tried {tried}: {result.ended}. Raise search.budget.hours to try more.")
+    if result.over:
+        lost.append(f"The search ended after search.budget.hours: {result.over}.")
     if winner is not None:
         rows = f"{result.rows['held_out']:,} {_rows(result)}"
         again = ""

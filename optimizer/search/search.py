@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optimizer import pipeline
 from optimizer.foundation.errors import GateError, InconclusiveError
 from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
@@ -40,6 +38,7 @@ from optimizer.search.server_settings import TunedServer
 from optimizer.search.stages import race
 from optimizer.search.trial import Trial, find_pareto_set, get_objective, order_for_confirmation
 from optimizer.search.workbench import (
+    BuiltCandidate,
     Workbench,
     explain_refusal,
     explain_verdict,
@@ -73,6 +72,7 @@ class Result:
         higher precision was tried; "" otherwise
     ended: reason for which no further trial started, where the budget ended the trials
     late: True where a candidate was not confirmed, because the budget did not suffice
+    over: the confirmation that ended after the budget, and its times; "" without one
     """
 
     recipe: Recipe
@@ -90,6 +90,7 @@ class Result:
     unmeasured: str = ""
     ended: str = ""
     late: bool = False
+    over: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -155,25 +156,9 @@ def run(
     searched += [] if times is None else [digest_file(times[0])]
     of = hashlib.sha256(" ".join(searched).encode())
     progress = Progress(store, recipe.name, of.hexdigest(), clock, started)
+    progress.timings, progress.again = bench.find_limits_of_timing()
     trials, space, unmeasured = _try_all(bench, space, progress)
-    kept = [t for t in trials if t.outcome == "kept"]
-    ordered = order_for_confirmation(kept, bench.search.objective)
-    raced: dict[str, Any] = {}
-    late: list[str] = []
-
-    def judge(trial: Trial, alpha: float) -> tuple[Verdict, str]:
-        budget = bench.search.budget.seconds
-        if why := progress.find_want_of_confirmation(trial.candidate, budget):
-            late.append(why)
-            return "inconclusive", why
-        try:
-            return _confirm(bench, trial, alpha, raced, trials[0].outcome == "kept")
-        except Exception as e:  # such as LedgerError, with which validate ends
-            return "fail", explain_refusal(trial.label, e)
-
-    confirmations = sequential.confirm(
-        ordered, judge, bench.alpha, lambda trial: trial.candidate == bench.first
-    )
+    confirmations, raced, late = _confirm_best(bench, trials, progress)
     won = bool(confirmations) and confirmations[-1].verdict == "pass"
     chosen = bench.build(confirmations[-1].candidate.candidate).recipe if won else None
     open_ = any(t.outcome == "undecided" for t in trials)
@@ -192,12 +177,13 @@ def run(
         len(space),
         rows,
         progress.seconds,
-        raced or None,
+        raced,
         "" if known is None else f"{known.file}, of {known.machine}",
         server,
         unmeasured=unmeasured,
         ended=progress.ended,
-        late=bool(late),
+        late=late,
+        over=progress.over,
     )
 
 
@@ -237,7 +223,7 @@ def _try_all(
     _try_each(bench, rest, trials, progress, ranked)
     why = ""
     if len(rest) < len(space) and len(trials) < most:
-        why = _measure_modules(bench, progress)
+        why = _measure_modules(bench, progress, trials)
         if why:
             say(f"search: modules were not measured: {why}")
         else:
@@ -249,10 +235,10 @@ def _try_all(
     return trials, space, why
 
 
-def _measure_modules(bench: Workbench, progress: Progress) -> str:
+def _measure_modules(bench: Workbench, progress: Progress, trials: list[Trial]) -> str:
     """Measure the modules where the search's budget suffices; return the reason why not, "" if they
     are."""
-    if why := progress.decide(lambda: _find_want_of_time(bench, progress)):
+    if why := progress.decide(lambda: _find_want_of_time(bench, progress, trials)):
         return why
     if why := progress.begin(MODULES):
         return why
@@ -265,13 +251,15 @@ def _measure_modules(bench: Workbench, progress: Progress) -> str:
     return ""
 
 
-def _find_want_of_time(bench: Workbench, progress: Progress) -> str:
+def _find_want_of_time(bench: Workbench, progress: Progress, trials: list[Trial]) -> str:
     """Return why the rest of the search's budget does not suffice to measure the modules; "" if it
     does."""
     left = bench.search.budget.seconds - progress.seconds
     if left <= 0:
         return "search.budget.hours were spent"
-    left = max(left - progress.confirmation, 0.0)
+    targets = {t.candidate.target for t in trials if t.outcome == "kept"}
+    left -= max((progress.predict_confirmation(one, trials) for one in targets), default=0.0)
+    left = max(left, 0.0)
     needed = bench.predict_seconds_of_modules()
     if needed <= left:
         return ""
@@ -319,7 +307,7 @@ def _try_each(
         if candidate is None:
             break
         if len(trials) >= progress.finished:
-            progress.ended = progress.find_want_of_time(budget.seconds)
+            progress.ended = progress.find_want_of_time(budget.seconds, candidate.target, trials)
             if progress.ended:
                 break
         expected = expect(trials)
@@ -342,23 +330,40 @@ def _try_each(
 
 
 def _reserve_confirmation(bench: Workbench, trial: Trial, progress: Progress) -> None:
-    """Run the first kept candidate through all gates, and reserve as much time for the confirmation
-    of another one. Errors count as a confirmation that ended there; they are reported if the
-    candidate is confirmed."""
-    spent = progress.seconds >= bench.search.budget.seconds
-    if trial.outcome != "kept" or progress.validated is not None or spent:
+    """Run the first kept candidate through all gates, for the time that the confirmation of another
+    one takes. Their verdicts are read, and errors reported, if the candidate is confirmed."""
+    budget, what = bench.search.budget.seconds, f"the gates of {trial.label}"
+    if trial.outcome != "kept" or progress.validated is not None or progress.seconds >= budget:
         return
-    if progress.begin(f"the gates of {trial.label}"):
+    if progress.begin(what):
         return
     say(f"search: {trial.label} goes through all gates, for the time that a confirmation takes")
-    before = progress.seconds
+    progress.validated, before = trial.candidate, progress.seconds
+    predicted = progress.predict_confirmation(trial.candidate.target, ())
     try:
-        bench.rehearse_confirmation(trial.candidate)
+        with progress.watch(what, budget, predicted):
+            built = bench.build(trial.candidate)
+            if trial.candidate == bench.first:
+                _judge_recipe(bench)
+            _run_gates(bench, built, progress, before)
     except Exception as e:
         explain_refusal(trial.label, e)
     finally:
         progress.interrupt()
-    progress.reserve(trial.candidate, progress.seconds - before)
+
+
+def _run_gates(
+    bench: Workbench, built: BuiltCandidate, progress: Progress, before: float
+) -> tuple[Verdict, Any]:
+    """Run a search's candidate through all gates of its recipe, and record the time; return the
+    verdict and the report.
+
+    before: seconds of the search when the confirmation began, without that of timing again
+    """
+    verdict, report = bench.validate(built)
+    timing = (report["speed"] or {}).get("seconds", 0.0)
+    progress.record_gates(built.candidate.target, progress.seconds - before, timing)
+    return verdict, report
 
 
 def _find_smaller_excess(
@@ -408,14 +413,51 @@ def _announced(trial: Trial, number: int) -> Trial:
     return trial
 
 
-def _recipe_passes(bench: Workbench) -> bool:
+def _judge_recipe(bench: Workbench) -> bool:
     """Return True if the recipe itself keeps the margin on the held-out rows."""
     level = sequential.confirmation_error(bench.alpha, 0)
     return bool(bench.judge(bench.build(bench.first), "held_out", level)["verdict"] == "pass")
 
 
+def _confirm_best(
+    bench: Workbench, trials: list[Trial], progress: Progress
+) -> tuple[list[Confirmation[Trial]], dict[str, Any] | None, bool]:
+    """Confirm kept candidates, the best first, until one passes or the budget does not suffice.
+
+    Returns the confirmations, the times of the last candidate that was timed again (None: none
+    was), and True where the budget did not suffice for one.
+    """
+    budget = bench.search.budget.seconds
+    raced: dict[str, Any] = {}
+    late: list[str] = []
+
+    def judge(trial: Trial, alpha: float) -> tuple[Verdict, str]:
+        if why := progress.find_want_of_confirmation(trial.candidate, budget, trials):
+            late.append(why)
+            return "inconclusive", why
+        predicted = progress.predict_confirmation(trial.candidate.target, trials)
+        try:
+            with progress.watch(f"confirming {trial.label}", budget, predicted):
+                return _confirm(bench, trial, alpha, raced, trials[0].outcome == "kept", progress)
+        except Exception as e:  # such as LedgerError, with which validate ends
+            return "fail", explain_refusal(trial.label, e)
+
+    ordered = order_for_confirmation(
+        [t for t in trials if t.outcome == "kept"], bench.search.objective
+    )
+    confirmations = sequential.confirm(
+        ordered, judge, bench.alpha, lambda trial: trial.candidate == bench.first
+    )
+    return confirmations, raced or None, bool(late)
+
+
 def _confirm(
-    bench: Workbench, trial: Trial, alpha: float, raced: dict[str, Any], recipe_kept: bool
+    bench: Workbench,
+    trial: Trial,
+    alpha: float,
+    raced: dict[str, Any],
+    recipe_kept: bool,
+    progress: Progress,
 ) -> tuple[Verdict, str]:
     """Judge a kept candidate on held-out rows, beside the recipe, and by all gates of the recipe.
 
@@ -424,21 +466,21 @@ def _confirm(
     raced: filled with the times of the candidate
     recipe_kept: True where the trial of the recipe itself was kept
     """
-    built = bench.build(trial.candidate)
+    built, before = bench.build(trial.candidate), progress.seconds
     say(f"search: confirming {trial.label} on held-out rows")
     judged = bench.judge(built, "held_out", alpha)
     if judged["verdict"] != "pass":
         return judged["verdict"], f"on held-out rows: {explain_verdict(judged)}"
     raced.clear()
     if bench.times is None and bench.search.timed and trial.candidate != bench.first:
+        judged_at = progress.seconds
         raced |= bench.race(built, {race.RECIPE: bench.first}, confirm=True)
+        before += progress.seconds - judged_at
         low = raced["to_recipe"]["interval"][0]
         slower = bench.search.objective == "latency" and low is not None and low > 1
-        if slower and recipe_kept and _recipe_passes(bench):
+        if slower and recipe_kept and _judge_recipe(bench):
             return "fail", f"timed again it takes {raced['to_recipe']['median']:.3f} times as long"
-    outcome = bench.validate(built)
-    verdict = pipeline.verdict(outcome.built)
-    report = json.loads((outcome.built[0].report.path / "report.json").read_text("utf-8"))
+    verdict, report = _run_gates(bench, built, progress, before)
     if verdict != "pass":
         gate = find_deciding_gate(report["gates"], verdict)
         return verdict, f"gate {gate['name']}: {gate['message']}"

@@ -15,11 +15,11 @@ from typing import Any
 from optimizer import pipeline, targets
 from optimizer.foundation.errors import MachineError, StoreError, explain_system_error
 from optimizer.foundation.progress import say
+from optimizer.foundation.verdicts import Verdict
 from optimizer.harness.errors import ExplainedError
 from optimizer.harness.shown import scrub
 from optimizer.recipe.schema import Compression, Recipe
 from optimizer.recipe.search import Search
-from optimizer.search import sequential
 from optimizer.search.candidates import Candidate, choose_kept_modules, derive_recipe
 from optimizer.search.stages import answered, judging, race, sensitivity
 from optimizer.search.stages.sections import Judging, Race
@@ -28,6 +28,7 @@ from optimizer.search.trial import Interval, Outcome, Trial
 from optimizer.shared_store import Root
 from optimizer.store import Artifacts, Step, Store
 from optimizer.validate.timing.cells import CANDIDATE
+from optimizer.validate.timing.speed_gates import count_questions
 
 Json = dict[str, Any]
 Predicted = Callable[[Sequence[str]], Json]
@@ -182,17 +183,19 @@ class Workbench:
         step = self._store().step(judging.STAGE, section, self._answered, built.artifacts)
         return _read(step, judging.FILE)
 
-    def validate(self, built: BuiltCandidate) -> pipeline.Outcome:
-        """Run a candidate through all gates of its recipe."""
-        return pipeline.run(built.recipe, Store(self.root, until="validate"))
+    def validate(self, built: BuiltCandidate) -> tuple[Verdict, Json]:
+        """Run a candidate through all gates of its recipe; return their verdict and the report."""
+        outcome = pipeline.run(built.recipe, Store(self.root, until="validate"))
+        return pipeline.verdict(outcome.built), _read(outcome.built[0].report, "report.json")
 
-    def rehearse_confirmation(self, candidate: Candidate) -> None:
-        """Make the steps of a candidate's confirmation, whose verdicts are read after all trials:
-        the gates of its recipe, and of the recipe itself also the held-out rows."""
-        built = self.build(candidate)
-        if candidate == self.first:
-            self.judge(built, "held_out", sequential.confirmation_error(self.alpha, 0))
-        self.validate(built)
+    def find_limits_of_timing(self) -> tuple[dict[int, float], float]:
+        """Return the seconds after which the timings of a confirmation end: {target: that of its
+        gates}, and that beside the recipe."""
+        latency = derive_recipe(self.recipe, self.first).validate_.latency
+        gated = latency.max_seconds if count_questions(latency, 1) else 0.0
+        timed = [not targets.look_up(target.runtime).untimed for target in self.recipe.targets]
+        again = latency.max_seconds if self.search.timed and self.times is None else 0.0
+        return {i: gated * own for i, own in enumerate(timed)}, again
 
     def race(
         self, built: BuiltCandidate, beside: Mapping[str, Candidate], *, confirm: bool = False
@@ -201,7 +204,7 @@ class Workbench:
         (stages/race.py).
 
         beside: {name of a system: candidate}; duplicates, and `built` itself, are left out
-        confirm: True times for as long as validate would, whatever times the search has
+        confirm: True times again, for as long as validate would
         """
         systems: dict[str, BuiltCandidate] = {}
         for name, candidate in beside.items():

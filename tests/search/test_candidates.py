@@ -15,7 +15,7 @@ from optimizer.harness.inputs.tensors import TensorRow
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.recipe.search import Budget
-from optimizer.search import candidates
+from optimizer.search import candidates, chosen_recipe
 from optimizer.search.stages import split
 from tests.conftest import write_tiny_recipe
 
@@ -28,6 +28,22 @@ def test_the_recipe_itself_comes_first_and_keeps_its_sections(tmp_path: Path) ->
     recipe = read(tmp_path, "search={}", "quantize.keep_float=[a.*]")
     first = candidates.derive_recipe(recipe, candidates.list_candidates(recipe)[0])
     assert first == recipe.model_copy(update={"search": None})
+
+
+def test_the_timing_of_a_confirmation_takes_no_more_than_its_share_of_the_hours(
+    tmp_path: Path,
+) -> None:
+    """The recipe that is found has the limit, too; that of the user's recipe is kept if lower."""
+    hours = "search={over: {method: [rtn]}, budget: {hours: 0.1}}"
+    recipe = read(tmp_path, hours, "validate.latency.max_seconds=300")
+    first = candidates.derive_recipe(recipe, candidates.list_candidates(recipe)[0])
+    assert first.validate_.latency.max_seconds == 360 / 8
+    found = tmp_path / "found.yaml"
+    chosen_recipe.write(tmp_path / "recipe.yaml", (), 0, first, found)
+    assert recipe_file.read(found) == first
+    recipe = read(tmp_path, hours, "validate.latency.max_seconds=7")
+    first = candidates.derive_recipe(recipe, candidates.list_candidates(recipe)[0])
+    assert first.validate_.latency.max_seconds == 7
 
 
 def test_a_share_keeps_the_modules_float_beside_those_of_the_recipe(tmp_path: Path) -> None:

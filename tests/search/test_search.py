@@ -24,6 +24,7 @@ from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.search import chosen_recipe, report, search
 from optimizer.search.candidates import Candidate
+from optimizer.search.progress import Progress
 from optimizer.search.search import Result
 from optimizer.search.sequential import Confirmation
 from optimizer.search.trial import Trial
@@ -224,7 +225,7 @@ def test_a_form_on_which_a_library_fails_is_refused_and_the_search_goes_on(
 
 @pytest.mark.parametrize(("own", "verdict"), [("pass", "fail"), ("inconclusive", "pass")])
 def test_a_form_slower_than_the_recipe_is_found_only_where_the_recipe_misses_the_margin(
-    recipe: Path, store: Path, result: Result, own: str, verdict: str
+    recipe: Path, store: Path, tmp_path: Path, result: Result, own: str, verdict: str
 ) -> None:
     class Slow(Workbench):
         def judge(self, built: BuiltCandidate, part: str, alpha: float) -> dict[str, Any]:
@@ -236,7 +237,8 @@ def test_a_form_slower_than_the_recipe_is_found_only_where_the_recipe_misses_the
     first, other = result.trials
     bench = Slow(recipe_file.read(recipe, ["search.objective=latency"]), store, first.candidate)
     bench.prepare()
-    assert search._confirm(bench, other, 0.01, {}, recipe_kept=True)[0] == verdict
+    progress = Progress(tmp_path, "tiny", "", lambda: 0.0, 0.0)
+    assert search._confirm(bench, other, 0.01, {}, True, progress)[0] == verdict
 
 
 def test_a_form_whose_ledger_ends_validate_makes_room_for_the_next(
@@ -271,6 +273,12 @@ def test_a_search_that_tried_few_candidates_does_not_say_that_none_is_good(resul
     failed = replace(result, verdict="fail", chosen=None, trials=result.trials[:1])
     (sentence,) = report.write_conclusion(replace(failed, confirmations=()), {})
     assert sentence.startswith("None of the 1 of 2 candidates that were tried keeps")
+
+
+def test_a_search_that_ended_after_its_budget_says_what_took_longer(result: Result) -> None:
+    late = replace(result, over="confirming rtn took 90 s, and up to 30 s were predicted")
+    shown = report.write_text(late, report.build_document(late, None, Path("x")))
+    assert "ended after search.budget.hours: confirming rtn took 90 s" in shown
 
 
 def test_the_report_has_every_form_and_its_figures(result: Result) -> None:

@@ -6,6 +6,7 @@ that decide; batch_timing.py and generation_timing.py have one each.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -98,8 +99,10 @@ def time_cells(
     systems: {name: system}
     floats: names of the float baselines; the candidate is compared with the fastest of them. []: no
         ratios are measured
+
+    Returns a document with all cells, `p99` where the recipe limits it, and the `seconds` of this.
     """
-    latency = timing.latency
+    latency, started = timing.latency, time.monotonic()
     budget = TimeBudget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
     gated = latency.must_beat_float
@@ -124,7 +127,7 @@ def time_cells(
         percentiles = measured["cells"][0]["systems"][CANDIDATE][timer.percentiles]
         fields = stopping.as_dict()
         section["p99"] = {**percentiles, **fields, "p99_interval": fields.pop("interval")}
-    return section
+    return {**section, "seconds": time.monotonic() - started}
 
 
 def _fastest(timer: CellTimer, systems: Mapping[str, Any], names: Sequence[str], cell: Cell) -> str:
