@@ -43,11 +43,12 @@ def read(
     check_place()
     from optimizer.foundation.errors import OptimizeError, RecipeError, join
 
+    document, lines = recipe_file.read_document(file, overrides)
     try:
-        recipe, lines = recipe_file.read_with_lines(file, overrides)
+        recipe = recipe_file.validate(file, document, lines)
     except RecipeError as refused:
         try:
-            model, specs, lines = recipe_file.read_valid_parts(file, overrides)
+            model, specs = recipe_file.select_valid_parts(document)
             from optimizer.checks import ordered  # imports torch, which takes seconds
 
             with recipe_file.locate_errors(lines):

@@ -23,8 +23,7 @@ from optimizer.foundation.reading import read_text
 Loc = tuple[Any, ...]
 
 BYTES = 1_000_000  # a recipe of a thousand lines has 40,000
-EVENTS = 20_000  # values and brackets; the largest recipe here has 200
-VALUES = 20_000  # after every alias is unfolded
+VALUES = 20_000  # after every alias is unfolded; the largest recipe here has 200
 DEPTH = 40  # a recipe's deepest value lies 5 below its top
 DIGITS = 40  # of a number; a 64-bit integer has 19
 PLAIN = "a mapping, a list, a string, a number, true, false or null"
@@ -32,9 +31,35 @@ TAGS = {f"tag:yaml.org,2002:{t}" for t in ("map", "seq", "str", "int", "float", 
 WORD, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
+class _TooLarge(yaml.MarkedYAMLError):
+    """Refusal of a document with too many YAML values or levels.
+
+    problem: its text for the message; note: the next step
+    """
+
+
 class YamlLoader(yaml.SafeLoader):
     """YAML loader that reads 1e-3 as a number, as YAML 1.2 does; in YAML 1.1 it is a string, for
-    lack of a point."""
+    lack of a point. Raises _TooLarge at the first value beyond VALUES or DEPTH."""
+
+    values = depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        self.values += 1
+        self.depth += isinstance(event, yaml.CollectionStartEvent)
+        if self.depth > DEPTH:
+            problem = f"it is nested more than {DEPTH} levels deep"
+            raise _TooLarge(problem=problem, problem_mark=event.start_mark)
+        if self.values > VALUES:
+            raise _TooLarge(
+                problem=f"it has more than {VALUES:,} values",
+                problem_mark=event.start_mark,
+                note="A list of data belongs in a file that data.files names.",
+            )
+        node = super().compose_node(parent, index)
+        self.depth -= isinstance(event, yaml.CollectionStartEvent)
+        return node
 
 
 YamlLoader.add_implicit_resolver(
@@ -101,8 +126,9 @@ def _compose(text: str, where: str, numbered: bool) -> yaml.Node | None:
         return f"{where}:{mark.line + 1}" if mark and numbered else where
 
     try:
-        _count(text, at)
         node: yaml.Node | None = yaml.compose(text, Loader=YamlLoader)
+    except _TooLarge as e:
+        raise RecipeError(str(e.problem), where=at(e.problem_mark), fix=e.note or "") from None
     except yaml.YAMLError as e:
         mark = getattr(e, "problem_mark", None)
         problem = getattr(e, "problem", None) or " ".join(str(e).split())
@@ -110,24 +136,6 @@ def _compose(text: str, where: str, numbered: bool) -> yaml.Node | None:
     if node is not None:
         _check_unfolded(node, at)
     return node
-
-
-def _count(text: str, at: Any) -> None:
-    """Refuse a document with too many YAML events or levels, before any value is built."""
-    depth = 0
-    for count, event in enumerate(yaml.parse(text, Loader=YamlLoader)):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEPTH:
-            raise RecipeError(
-                f"it is nested more than {DEPTH} levels deep", where=at(event.start_mark)
-            )
-        if count > EVENTS:
-            raise RecipeError(
-                f"it has more than {EVENTS:,} values",
-                where=at(event.start_mark),
-                fix="A list of data belongs in a file that data.files names.",
-            )
 
 
 def _check_unfolded(node: yaml.Node, at: Any) -> None:

@@ -50,18 +50,20 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Lines]:
-    """Return the recipe, checked by its schema, and the lines on which its values stand.
+    """Return the recipe, checked by its schema, and the lines on which its values stand. Raises
+    RecipeError as read_document and validate."""
+    document, lines = read_document(path, overrides)
+    return validate(path, document, lines), lines
 
-    A `data:` that is a string names a spec file.
 
-    overrides: "a.b=c" as given to --set; c is YAML
+def validate(path: Path, document: dict[str, Any], lines: Lines) -> Recipe:
+    """Return the recipe of values read by read_document, checked by its schema.
 
     Raises RecipeError for everything that the schema refuses, with file:line and path.
     """
-    document, lines = _read_document(path, overrides)
     with reading(path, error=RecipeError):
         try:
-            recipe = Recipe.model_validate_json(json.dumps(document))
+            return Recipe.model_validate_json(json.dumps(document))
         except ValidationError as e:
             problems = _causes(e)
             errors = [_explain(problem, lines, document) for problem in problems[:LISTED]]
@@ -70,21 +72,14 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
             error = join(errors)
             assert error is not None
             raise error from None
-    return recipe, lines
 
 
-def read_valid_parts(
-    path: Path, overrides: Sequence[str]
-) -> tuple[Model | None, list[DataSpec], Lines]:
-    """Return (model, data sets, lines) of a recipe that the schema refuses, with the sections that
-    are valid by themselves; None for an invalid model.
-
-    Raises RecipeError for a file or an override that cannot be read.
-    """
-    document, lines = _read_document(path, overrides)
+def select_valid_parts(document: dict[str, Any]) -> tuple[Model | None, list[DataSpec]]:
+    """Return (model, data sets) of a recipe's values that the schema refuses, with the sections
+    that are valid by themselves; None for an invalid model."""
     specs = [_at(document, field) for field in (*DATA_FIELDS, *_further_sets(document))]
     read = [_valid(DataSpec, spec) for spec in specs if spec is not None]
-    return _valid(Model, document.get("model")), [s for s in read if s is not None], lines
+    return _valid(Model, document.get("model")), [s for s in read if s is not None]
 
 
 def read_as_written(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -114,9 +109,14 @@ def _at(document: dict[str, Any], field: tuple[str, ...]) -> Any:
     return value
 
 
-def _read_document(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Lines]:
+def read_document(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Lines]:
     """Return the recipe's values and their lines, with data specs inside and every relative path
-    placed at its folder."""
+    placed at its folder. A `data:` that is a string names a spec file.
+
+    overrides: "a.b=c" as given to --set; c is YAML
+
+    Raises RecipeError for a file or an override that cannot be read.
+    """
     document, lines = read_yaml(path)
     typed = [_override(document, override, lines) for override in overrides]
 
