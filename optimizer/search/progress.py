@@ -153,21 +153,22 @@ class Progress:
 
     @contextmanager
     def watch(self, what: str, budget: float, predicted: float) -> Iterator[None]:
-        """Inside, say so once the search's budget has ended, and record it in `over`.
+        """Inside, say so once the search's budget ends, and record it in `over`.
 
         what: the step, such as "confirming rtn, onnxruntime-cpu"
         budget, predicted: seconds of the search, and those that the step may take
         """
         before = self.seconds
         late = f"search: search.budget.hours are spent; {what} takes longer"
-        timer = threading.Timer(max(budget - before, 0.0), say, (late,))
+        timer = threading.Timer(budget - before, say, (late,))
         timer.daemon = True
-        timer.start()
+        if before < budget:  # else only steps that are reused
+            timer.start()
         try:
             yield
         finally:
             timer.cancel()
-            if self.seconds > budget and not self.over:
+            if before < budget < self.seconds:
                 took = self.seconds - before
                 self.over = f"{what} took {took:.0f} s, and up to {predicted:.0f} s were predicted"
 
