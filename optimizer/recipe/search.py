@@ -12,8 +12,11 @@ from optimizer.foundation.sections.fields import MANY, Limit, Milliseconds, Seed
 from optimizer.foundation.sections.section import Section
 from optimizer.recipe.compression.quantize import MethodName
 from optimizer.recipe.reduce import Reduce
+from optimizer.recipe.validate import Latency
 
 HOUR = 3600  # seconds
+RATES = ("throughput", "cost_per_million")
+"""Objectives that are functions of the time of the largest batch."""
 TIMED_SHARE = 4
 """Time of a search / the part of it that timing the trials may take, and the same again for the two
 timings of a confirmation: a choice that leaves half of the time for making and answering."""
@@ -143,15 +146,28 @@ class Search(Section):
     constraints."""
 
     over: Over = Over()
-    objective: Literal["latency", "size", "quality"] = Field(
+    objective: Literal["latency", "throughput", "cost_per_million", "size", "quality"] = Field(
         "latency",
-        description="figure that is minimised: latency: time end to end, or between tokens, "
-        "in the first cell of validate.latency; size: bytes of the model's files; quality: drop of "
-        "the metric (of perplexity: nats), under a limit on size, p99 or memory",
+        description="figure that is best: latency: time end to end, or between tokens, in the "
+        "first cell of validate.latency; throughput: answers, or tokens, per second with the "
+        "largest batch of validate.latency; cost_per_million: cost of a million of them, by "
+        "--price-per-hour; size: bytes of the model's files; quality: drop of the metric (of "
+        "perplexity: nats), under a limit on size, p99 or memory",
     )
     constraints: Constraints = Constraints()
     budget: Budget = Budget()
     seed: Seed = 0
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _energy_is_measured_of_a_bundle(cls, value: Any) -> Any:
+        if value == "energy":
+            raise ValueError(
+                "a search does not measure energy; minimise the time per answer with objective: "
+                "throughput, and run `optimize measure` on the bundles to compare, which has "
+                "joules per answer where a counter can be read"
+            )
+        return value
 
     @model_validator(mode="after")
     def _quality_has_a_limit(self) -> Search:
@@ -167,8 +183,18 @@ class Search(Section):
 
     @property
     def timed(self) -> bool:
-        """True where the recipe's objective or a constraint is a latency."""
-        return self.objective == "latency" or self.constraints.p99_ms is not None
+        """True where the recipe's objective or a constraint needs times."""
+        return self.by_time or self.constraints.p99_ms is not None
+
+    @property
+    def by_time(self) -> bool:
+        """True where the best candidate of the recipe's search is the one of the lowest time."""
+        return self.objective in ("latency", *RATES)
+
+    def choose_batch(self, latency: Latency) -> int:
+        """Return the batch size with which a search times its candidates: the largest for a rate,
+        else the first."""
+        return max(latency.batch) if self.objective in RATES else latency.batch[0]
 
 
 def check(search: Search, reduce: Reduce | None, others: Sequence[str], *, slo: bool) -> None:

@@ -48,11 +48,19 @@ def remove_earlier(recipe: Path, out: Path) -> bool:
     return written
 
 
-def write(recipe: Path, overrides: Sequence[str], index: int, chosen: Recipe, out: Path) -> None:
+def write(
+    recipe: Path,
+    overrides: Sequence[str],
+    index: int,
+    chosen: Recipe,
+    out: Path,
+    comment: str = "",
+) -> None:
     """Write the recipe `chosen` by a search to `out`.
 
     recipe, overrides: the searched recipe's file, and "a.b=c" as given to --set
     index: index of the target that was found
+    comment: a line for the top of the file, such as the objective
 
     Raises RecipeError where the file would not be read as `chosen`: for a relative path in an
     override, which started at the current folder.
@@ -71,9 +79,8 @@ def write(recipe: Path, overrides: Sequence[str], index: int, chosen: Recipe, ou
     if chosen.serve is not None:
         document["serve"] = chosen.serve.model_dump(mode="json", exclude_unset=True)
     _set_limits(document["validate"], chosen)
-    text = HEADER.format(name=recipe.name) + yaml.safe_dump(
-        document, sort_keys=False, allow_unicode=True, width=100
-    )
+    text = HEADER.format(name=recipe.name) + (f"# {comment}\n" if comment else "")
+    text += yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     atomic.write(out, text.encode())
     if recipe_file.read(out) != chosen:
         out.unlink()

@@ -157,6 +157,15 @@ def check_recipe(recipe: Recipe) -> None:
             where="--times",
             fix="Omit --times, or set search.objective: latency.",
         )
+    if search.choose_batch(latency) != latency.batch[0]:
+        raise RecipeError(
+            f"the search minimises the time of batch {max(latency.batch)}, and a table has that of "
+            f"batch {latency.batch[0]}, the first of validate.latency",
+            where="search.objective",
+            accepted="latency with --times",
+            fix=f"Omit --times, or set validate.latency.batch=[{max(latency.batch)}] for the table "
+            "and the search.",
+        )
     for where, needed, accepted in (
         ("validate.latency.must_beat_float", latency.must_beat_float, "false"),
         ("validate.latency.p99_ms", latency.p99_ms is not None, "null"),

@@ -12,6 +12,7 @@ from optimizer.package.report import plots
 from optimizer.package.report.plots import Point
 from optimizer.package.report.templating import environment
 from optimizer.package.report.view import Card, Paragraph, ReportTable, badge, line
+from optimizer.recipe.search import RATES
 from optimizer.search import candidates, server_settings
 from optimizer.search.expectation import kendall_tau
 from optimizer.search.search import Result
@@ -38,12 +39,16 @@ def build_document(result: Result, file: Path | None, report: Path) -> dict[str,
         "found": str(file) if file else None,
         "report": str(report),
         "objective": search.objective,
+        "objective_text": describe_objective(result),
         "form": winner.label if winner else None,
         "server": _server_document(result),
         "is_the_recipe": winner is not None and winner is result.trials[0],
         "timed_again": result.raced,
         "pareto": [t.label for t in result.pareto],
-        "trials": [t.as_dict() | {"cost_per_million": result.cost(t)} for t in result.trials],
+        "trials": [
+            t.as_dict() | {"rate": compute_rate(result, t), "cost_per_million": _cost(result, t)}
+            for t in result.trials
+        ],
         "price_per_hour": result.price,
         "confirmations": [
             {
@@ -99,6 +104,7 @@ def write_text(result: Result, document: dict[str, Any]) -> str:
     rows = [heads, *(_entries(t, result) for t in _in_order(result))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    lines += ["", describe_objective(result)]
     lines += ["", f"Pareto set (drop, {'time, ' * _timed(result)}size):"]
     lines += [f"  {t.label}" for t in result.pareto] or ["  no candidate surely keeps the margin"]
     lines += ["", *write_conclusion(result, document)]
@@ -127,15 +133,64 @@ def _in_order(result: Result) -> list[Trial]:
     return sorted(result.trials, key=key)
 
 
+def describe_objective(result: Result) -> str:
+    """Write a sentence on the figure by which a search compares candidates: its unit and batch."""
+    search, answers = result.section, _answers(result)
+    batch = search.choose_batch(result.recipe.validate_.latency)
+    times = "between tokens" if answers == "tokens" else "end to end"
+    unit = {
+        "latency": f"milliseconds {times} at batch {batch}",
+        "throughput": f"{answers} per second at batch {batch}",
+        "cost_per_million": f"cost of a million {answers} at batch {batch} and "
+        f"{result.price or 0:g} per hour",
+        "size": "megabytes of the model's files",
+        "quality": f"drop of {result.recipe.validate_.metric}",
+    }
+    return f"Objective: {search.objective}, {unit[search.objective]}."
+
+
+def _answers(result: Result) -> str:
+    return "tokens" if tasks.find_task(result.recipe.model.task).generates else "answers"
+
+
+def compute_rate(result: Result, trial: Trial) -> dict[str, Any] | None:
+    """Compute the answers, or tokens, per second of a search's trial: {"value", "interval"}.
+
+    They are those of the recipe, at its median time, divided by the ratio of paired times, whose
+    interval they have. None without times.
+    """
+    p50 = result.trials[0].p50
+    if p50 is None or trial.ratio is None:
+        return None
+    own = 1000 * result.section.choose_batch(result.recipe.validate_.latency) / p50
+    low, high = trial.ratio_interval
+    interval = (None if high is None else own / high, None if low is None else own / low)
+    return {"value": own / trial.ratio, "interval": interval}
+
+
+def _cost(result: Result, trial: Trial) -> float | None:
+    """Compute the cost of a million answers, or tokens, of a search's trial; None without a time or
+    a price."""
+    rate = compute_rate(result, trial)
+    if result.price is None or rate is None:
+        return None
+    return float(1e6 * result.price / 3600 / rate["value"])
+
+
 def _heads(result: Result) -> tuple[str, ...]:
-    return HEADS if result.price is None else (*HEADS, COST)
+    heads = (*HEADS, f"{_answers(result)} / s") if result.section.objective in RATES else HEADS
+    return heads if result.price is None else (*heads, f"{COST} {_answers(result)}")
 
 
 def _entries(trial: Trial, result: Result) -> tuple[str, ...]:
     size = "" if trial.size is None else f"{trial.size / 1e6:.2f}"
-    entries = (trial.label, trial.outcome, trial.drop_text, trial.ratio_text, size)
-    cost = result.cost(trial)
-    return entries if result.price is None else (*entries, "" if cost is None else f"{cost:.3g}")
+    entries = [trial.label, trial.outcome, trial.drop_text, trial.ratio_text, size]
+    rate, cost = compute_rate(result, trial), _cost(result, trial)
+    if result.section.objective in RATES:
+        entries.append("" if rate is None else write_interval(rate["value"], rate["interval"], 1))
+    if result.price is not None:
+        entries.append("" if cost is None else f"{cost:.3g}")
+    return tuple(entries)
 
 
 def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
@@ -242,7 +297,7 @@ def write_page(result: Result, document: dict[str, Any]) -> str:
         "badge": badge(result.verdict),
         "lead": f"{len(result.trials)} of {result.space} candidates tried "
         f"in {result.seconds:.0f} s",
-        "sentences": write_conclusion(result, document),
+        "sentences": [describe_objective(result), *write_conclusion(result, document)],
         "cards": [c for c in cards if c is not None],
     }
     return environment().get_template("search.html").render(page=content)

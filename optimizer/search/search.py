@@ -107,16 +107,6 @@ class Result:
         last = self.confirmations[-1:]
         return last[0].candidate if last and last[0].verdict == "pass" else None
 
-    def cost(self, trial: Trial) -> float | None:
-        """Return the cost of a million answers at the median time of a search's trial per batch.
-
-        None without a time or a price.
-        """
-        if self.price is None or trial.p50 is None:
-            return None
-        answers_per_hour = self.recipe.validate_.latency.batch[0] * 3_600_000 / trial.p50
-        return 1e6 * self.price / answers_per_hour
-
     @property
     def pareto(self) -> list[Trial]:
         """The search's Pareto set: kept trials that no other kept trial beats in all figures."""
@@ -477,7 +467,7 @@ def _confirm(
         raced |= bench.race(built, {race.RECIPE: bench.first}, confirm=True)
         before += progress.seconds - judged_at
         low = raced["to_recipe"]["interval"][0]
-        slower = bench.search.objective == "latency" and low is not None and low > 1
+        slower = bench.search.by_time and low is not None and low > 1
         if slower and recipe_kept and _judge_recipe(bench):
             return "fail", f"timed again it takes {raced['to_recipe']['median']:.3f} times as long"
     verdict, report = _run_gates(bench, built, progress, before)

@@ -91,7 +91,7 @@ def get_objective(trial: Trial, name: str) -> float | None:
 
     name: value of search.objective
     """
-    return {"latency": trial.ratio, "size": trial.size, "quality": trial.drop}[name]
+    return {"size": trial.size, "quality": trial.drop}.get(name, trial.ratio)
 
 
 def order_for_confirmation(trials: Sequence[Trial], name: str) -> list[Trial]:
@@ -125,7 +125,7 @@ def _bound_of_drop(trial: Trial) -> float:
 
 def _is_surely_worse(trial: Trial, other: Trial, name: str) -> bool:
     """Return True if the time of a search's trial is surely longer, or its size or drop larger."""
-    if name == "latency":
+    if name not in ("size", "quality"):
         low, high = trial.ratio_interval[0], other.ratio_interval[1]
         return low is not None and high is not None and low > high
     return _value_and_bound(trial, name)[0] > _value_and_bound(other, name)[0]

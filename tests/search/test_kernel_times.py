@@ -82,6 +82,13 @@ def test_a_gate_that_needs_times_of_this_machine_is_refused(recipe: Path) -> Non
         kernel_times.check_recipe(beats)
 
 
+def test_an_objective_with_another_batch_than_the_tables_is_refused(recipe: Path) -> None:
+    rate = ["search.objective=throughput"]
+    kernel_times.check_recipe(recipe_file.read(recipe, rate))
+    with pytest.raises(RecipeError, match="a table has that of batch 1"):
+        kernel_times.check_recipe(recipe_file.read(recipe, [*rate, "validate.latency.batch=[1,4]"]))
+
+
 def test_a_module_without_a_time_is_named() -> None:
     times = KernelTimes("table.json", "cpu", 8.0, 4.0, {"a": 1.0, "b": 1.0}, {"a": 3.0})
     assert times.figures(["a"])["p50"] == 12.0

@@ -23,7 +23,7 @@ from optimizer.load_test import measure, tuned_server
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.search import chosen_recipe, report, search
-from optimizer.search.candidates import Candidate
+from optimizer.search.candidates import Candidate, derive_recipe
 from optimizer.search.progress import Progress
 from optimizer.search.search import Result
 from optimizer.search.sequential import Confirmation
@@ -313,14 +313,57 @@ def test_the_page_names_the_modules_in_which_a_form_takes_its_time(result: Resul
 
 
 def test_a_form_that_takes_half_the_time_costs_half(result: Result) -> None:
-    """Batches of one answer, 36 ms each: 100,000 an hour."""
-    slow, fast = (replace(result.trials[i], p50=ms) for i, ms in ((0, 36.0), (1, 18.0)))
+    """Batches of one answer, 36 ms each: 100,000 an hour. A time of the other one that was measured
+    at another load does not count."""
+    slow = replace(result.trials[0], p50=36.0, ratio=1.0, ratio_interval=(1.0, 1.0))
+    fast = replace(result.trials[1], p50=90.0, ratio=0.5, ratio_interval=(0.4, None))
     priced = replace(result, trials=(slow, fast), price=0.2)
     assert result.recipe.validate_.latency.batch[0] == 1
-    assert priced.cost(slow) == pytest.approx(2.0)
-    assert priced.cost(fast) == pytest.approx(1.0)
-    assert "cost of a million" in report.write_text(priced, {"found": "x"})
-    assert "cost of a million" not in report.write_text(result, {"found": "x"})
+    document = report.build_document(priced, None, Path("x"))
+    assert [t["cost_per_million"] for t in document["trials"]] == pytest.approx([2.0, 1.0])
+    low, high = document["trials"][1]["rate"]["interval"]
+    assert (low, high) == (None, pytest.approx(100_000 / 3600 / 0.4))
+    assert "cost of a million answers" in report.write_text(priced, {"found": "x"})
+    assert "cost of a million answers" not in report.write_text(result, {"found": "x"})
+
+
+def test_a_search_for_throughput_times_the_largest_batch_and_names_the_unit(
+    recipe: Path, store: Path, result: Result, tmp_path: Path
+) -> None:
+    overrides = ["search.objective=cost_per_million", "validate.latency.batch=[1,4]"]
+    overrides += ["validate.latency.max_seconds=0", "search.over.method=[rtn]"]
+    arguments = ["search", str(recipe), "--store", str(store), "--artifacts", str(tmp_path)]
+    for one in overrides:
+        arguments += ["--set", one]
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == 2
+    assert "needs --price-per-hour" in " ".join(refused.output.split())
+    found = recipe.with_name("throughput.yaml")
+    done = CliRunner().invoke(main, [*arguments, "--price-per-hour", "0.2", "--out", str(found)])
+    assert done.exit_code == 0
+    document = json.loads((tmp_path / "tiny.search" / "search.json").read_text())
+    (first,) = document["trials"]
+    assert first["rate"]["value"] == pytest.approx(4000 / first["p50"])
+    assert "cost of a million answers at batch 4 and 0.2 per hour" in found.read_text()
+    again = recipe_file.read(found)
+    assert again.validate_.latency.batch == (1, 4)
+
+
+@pytest.mark.parametrize(("batch", "why"), [([1], "its p99 is at least 9 ms"), ([1, 4], "")])
+def test_a_limit_on_p99_stops_a_trial_only_where_its_cell_is_timed(
+    recipe: Path, tmp_path: Path, batch: list[int], why: str
+) -> None:
+    over = ["search.objective=throughput", "search.constraints={latency.p99_ms: 5}"]
+    asked = recipe_file.read(recipe, [*over, f"validate.latency.batch={batch}"])
+    bench = Workbench(asked, tmp_path, Candidate(0, ("rtn",)))
+    raced = {"batch": max(batch), "systems": {"candidate": {"p99_interval": [9.0, None]}}}
+    built: Any = SimpleNamespace(recipe=derive_recipe(asked, bench.first))
+    assert bench._too_slow(built, raced).partition(";")[0] == why
+
+
+def test_energy_is_refused_with_what_measures_it(recipe: Path) -> None:
+    with pytest.raises(RecipeError, match="run `optimize measure` on the bundles"):
+        recipe_file.read(recipe, ["search.objective=energy"])
 
 
 def test_a_price_is_a_number_and_is_refused_where_nothing_is_timed(recipe: Path) -> None:

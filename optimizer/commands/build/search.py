@@ -80,7 +80,6 @@ def search(
     """
     from optimizer import checks
     from optimizer.foundation import atomic
-    from optimizer.harness import tasks
     from optimizer.recipe import file as recipe_file
     from optimizer.search import chosen_recipe, on_ray, report
     from optimizer.search import search as searching
@@ -90,14 +89,16 @@ def search(
     out = out or recipe.with_name(f"{recipe.stem}.found.yaml")
     chosen_recipe.check_place(recipe, out)
     resolved, lines = checks.read(recipe, overrides, fetch=True, until="validate")
-    if price is not None and tasks.find_task(resolved.model.task).generates:
+    by = None if resolved.search is None else resolved.search.objective
+    if price is None and by == "cost_per_million":
         raise click.UsageError(
-            "--price-per-hour is for answers of one run, and the model generates text; omit it."
+            "search.objective: cost_per_million needs --price-per-hour, the price of the machine "
+            "that answers; or set search.objective: throughput, which has the same order."
         )
     if price is not None and resolved.search is not None and not resolved.search.timed:
         raise click.UsageError(
-            f"--price-per-hour needs times, and the search minimises {resolved.search.objective} "
-            "without a limit on p99; omit it, or set search.objective: latency."
+            f"--price-per-hour needs times, and the search minimises {by} without a limit on p99; "
+            "omit it, or set search.objective: cost_per_million."
         )
     home = artifacts / f"{resolved.name}.search"
     for folder, option in ((home, "--artifacts"), (out.parent, "--out")):
@@ -116,7 +117,8 @@ def search(
     if result.chosen is not None and result.winner is not None:
         target = result.winner.candidate.target
         with atomic.explain_disk_errors(out, "--out"):
-            chosen_recipe.write(recipe, overrides, target, result.chosen, out)
+            comment = report.describe_objective(result)
+            chosen_recipe.write(recipe, overrides, target, result.chosen, out, comment)
     elif chosen_recipe.remove_earlier(recipe, out):
         say(f"search: {out}, which an earlier search had found, was removed")
     show(json.dumps(document, indent=1) if obj["json"] else report.write_text(result, document))

@@ -1,4 +1,4 @@
-"""Stage `raced`: time candidates in turns, in the first cell of validate.latency.
+"""Stage `raced`: time candidates in turns, in the first cell of section `latency`.
 
 out/race.json   batch, sequence, runs
                 systems     {name: {p50, p50_interval, p99, p99_interval}} in ms, end to end;
