@@ -27,7 +27,7 @@ from optimizer.recipe.stage_sections import name_adapter_place
 from optimizer.validate import sense, target_runner
 from optimizer.validate.adapted import AdaptedMaterials
 from optimizer.validate.gates import Gate
-from optimizer.validate.ledger import hops, ledger, trace
+from optimizer.validate.ledger import ledger, trace
 from optimizer.validate.ledger.breach import BUDGET, write_breach
 from optimizer.validate.ledger.entry import HopOutputs, LedgerEntry, make_entry
 from optimizer.validate.ledger.laws.decoder import generation_laws
@@ -95,7 +95,7 @@ def adapter(m: Materials) -> LedgerEntry:
     folder = (m.source / adapter_file(m.adapter)).with_suffix("")
     with quiet():
         wrapped = peft.PeftModel.from_pretrained(
-            hops.load_transformers_model(m), folder, local_files_only=True
+            m.load_by_transformers(), folder, local_files_only=True
         ).eval()
     results = [trace.run(wrapped.base_model.model, b, m.outputs) for b in m.batches]
     spread = m.correct.source_outputs()

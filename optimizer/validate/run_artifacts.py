@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from optimizer.compress.apply.weights import bias_correction
 from optimizer.export.names import GraphNames, from_dict
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.process import torch_device
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.state import CompressedState
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
@@ -26,10 +28,18 @@ from optimizer.harness.process.temporary import make_private_folder, make_tempor
 from optimizer.model.architectures.architecture import find_family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from optimizer.model.checkpoint.mapped import map_tensor
-from optimizer.model.checkpoint.model import is_linear, load_torch_model, move_buffers
+from optimizer.model.checkpoint.mapped import map_tensor, map_weight
+from optimizer.model.checkpoint.model import (
+    choose_auto_class,
+    is_linear,
+    join_outputs,
+    load_torch_model,
+    move_buffers,
+    replace_parameters,
+)
 from optimizer.model.graph import record
 from optimizer.recipe.schema import Validation
+from optimizer.validate.ledger.depth import LARGE
 from optimizer.validate.ledger.distance import Array
 
 REFERENCE_DEVICE = "validate.reference_device"
@@ -69,14 +79,24 @@ class RunArtifacts:
 
     def mapped(self, tensor: Tensor) -> Tensor:
         """Return the values of `tensor` of a model that is judged, in a mapped file where it is
-        large, because several models do not fit into memory."""
-        return map_tensor(tensor, self.scratch)
+        large, because several models do not fit into memory. Weights of a large decoder lie there
+        in half precision where that is exact (mapped.py: map_weight)."""
+        move = map_weight if self.halves_weights else map_tensor
+        return move(tensor, self.scratch)
+
+    @cached_property
+    def halves_weights(self) -> bool:
+        """True for a decoder whose parameters exceed depth.LARGE. Torch times no decoder, so no
+        measured time includes the conversion of its weights to float32."""
+        tensors = self.checkpoint.tensors
+        values = sum(math.prod(tensors.shape(name)) for name in tensors)
+        return tasks.look_up(self.contract).generates and values > LARGE
 
     def in_files(self, outputs: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
         """Return the same outputs of each run, with large arrays in mapped files: the logits of all
         texts may be as large as the model."""
         return [
-            {name: self.mapped(torch.from_numpy(a)).numpy() for name, a in one.items()}
+            {name: map_tensor(torch.from_numpy(a), self.scratch).numpy() for name, a in one.items()}
             for one in outputs
         ]
 
@@ -194,6 +214,34 @@ class RunArtifacts:
         """Reference that validate compares with: model of the checkpoint in `source`, in torch and
         float32."""
         return load_torch_model(self.checkpoint, self.task, place=self.mapped)
+
+    def load_by_transformers(self) -> nn.Module:
+        """Load the checkpoint in `source` by transformers, in its stored precision, and convert it
+        to float32: the reference of the ledger's hop load. Parameters that equal the float model's
+        share its memory."""
+        tensors, kind = self.checkpoint.tensors, self.checkpoint.config.get("model_type")
+        types = {tensors.entry(name).dtype for name in tensors.as_written}
+        stored = next(iter(types)) if len(types) == 1 else torch.float32
+        for dtype in dict.fromkeys((stored, torch.float32)):
+            with quiet():
+                model: nn.Module = choose_auto_class(self.task, kind).from_pretrained(
+                    self.checkpoint.folder,
+                    attn_implementation="eager",
+                    dtype=dtype,
+                    trust_remote_code=any(self.checkpoint.folder.glob("*.py")),  # copied by load
+                )
+            buffers = [b for b in model.buffers() if b.is_floating_point()]
+            if all(b.dtype == torch.float32 for b in buffers):  # else computed in half precision
+                break
+        ours = self.parameters
+
+        def place(name: str, tensor: Tensor) -> Tensor:
+            value, same = tensor.float(), ours.get(name)
+            return same if same is not None and torch.equal(value, same) else self.mapped(value)
+
+        replace_parameters(model, place)
+        join_outputs(model, self.task)
+        return model.eval().requires_grad_(False)
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:

@@ -305,6 +305,16 @@ def _place(homes: list[_Home], parameter: nn.Parameter) -> None:
         setattr(home.owner, home.attribute, parameter)
 
 
+def replace_parameters(module: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
+    """Replace every parameter of a torch model by value(its first name, its tensor). Tied names
+    stay tied; the memory of each parameter is freed before the next is replaced."""
+    for homes in _homes(module):
+        before = homes[0].parameter
+        after = value(homes[0].name, before.data)
+        before.data = torch.empty(0)
+        _place(homes, nn.Parameter(after, requires_grad=False))
+
+
 def release(module: nn.Module, prefix: str = "") -> None:
     """Move a torch model's parameters below `prefix` back to the meta device, which frees their
     memory."""

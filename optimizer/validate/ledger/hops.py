@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from optimizer.compress.apply.activations.activation_ranges import (
     OF_CACHES,
@@ -23,7 +23,6 @@ from optimizer.compress.apply.activations.activation_ranges import (
 )
 from optimizer.compress.apply.weights.rounding import uses_float_target
 from optimizer.foundation.errors import LedgerError
-from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import owner_of
 from optimizer.harness import contract as contracts
@@ -35,7 +34,7 @@ from optimizer.lower.onnx.graph_source import open_graph
 from optimizer.model.architectures.operands import is_probabilities, select_caches, select_operands
 from optimizer.model.checkpoint.attention_operands import install_operands
 from optimizer.model.checkpoint.cache_operands import install_caches
-from optimizer.model.checkpoint.model import choose_auto_class, join_outputs, load_torch_model
+from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.model.graph import record
 from optimizer.validate import target_runner
 from optimizer.validate.ledger import bisect, trace
@@ -84,7 +83,7 @@ def load(m: Materials) -> LedgerEntry:
     if of_file := record.is_graph(folder):
         results = _original_outputs(m)
     else:
-        original = load_transformers_model(m)
+        original = m.load_by_transformers()
         results = [trace.run(original, b, m.outputs) for b in m.batches]
     every, computed = dict(m.float_model.named_parameters()), m.checkpoint.tensors.computed
     if m.family.batch_norms is not None and not of_file:
@@ -124,32 +123,6 @@ def _original_outputs(m: Materials) -> list[dict[str, Any]]:
             parts = [runner.infer({n: a[i : i + size] for n, a in batch.items()}) for i in starts]
             results.append({n: np.concatenate([p[n] for p in parts]) for n in m.outputs})
     return results
-
-
-def load_transformers_model(m: Materials) -> nn.Module:
-    """Load the ledger's reference by transformers, in its stored precision, and convert it to
-    float32."""
-    folder = m.source / "checkpoint"
-    types = {m.checkpoint.tensors.entry(n).dtype for n in m.checkpoint.tensors.as_written}
-    stored = next(iter(types)) if len(types) == 1 else torch.float32
-    kind = choose_auto_class(m.task, m.checkpoint.config.get("model_type"))
-    for dtype in dict.fromkeys((stored, torch.float32)):
-        with quiet():
-            model: nn.Module = kind.from_pretrained(
-                folder,
-                attn_implementation="eager",
-                dtype=dtype,
-                trust_remote_code=any(folder.glob("*.py")),  # copied by load where it is trusted
-            )
-        buffers = [b for b in model.buffers() if b.is_floating_point()]
-        if all(b.dtype == torch.float32 for b in buffers):  # else computed in half precision
-            break
-    ours = dict(m.float_model.named_parameters(remove_duplicate=False))
-    for name, parameter in model.named_parameters():
-        value, same = parameter.data.float(), ours.get(name, torch.empty(0)).data
-        parameter.data = same if torch.equal(value, same) else m.mapped(value)  # one file for both
-    join_outputs(model, m.task)
-    return model.eval().requires_grad_(False)
 
 
 def fold(m: Materials) -> LedgerEntry:

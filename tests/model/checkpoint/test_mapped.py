@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 
-from optimizer.model.checkpoint.mapped import SMALLEST, map_tensor
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.mapped import SMALLEST, WidenedTensor, map_tensor, map_weight
+from optimizer.model.checkpoint.model import load_torch_model
+from optimizer.validate.ledger.limits.monte_carlo import copy_modules
+from tests.decoders import write_tiny_decoder
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16])
+def weight(request: pytest.FixtureRequest) -> torch.Tensor:
+    """Weight (out, in) float32 of SMALLEST bytes whose values half precision holds exactly."""
+    return torch.randn(SMALLEST // 1024, 256).to(request.param).float()
 
 
 def test_a_mapped_tensor_has_the_same_values_and_its_file_no_name(tmp_path: Path) -> None:
@@ -39,3 +52,52 @@ def test_the_memory_of_the_process_does_not_grow_with_a_mapped_tensor(tmp_path: 
     before = allocated()
     assert float(values.sum()) == 0
     assert allocated() - before < values.nbytes // 4
+
+
+def test_a_weight_of_half_precision_lies_in_half_the_bytes_and_keeps_its_values(
+    weight: torch.Tensor,
+) -> None:
+    mapped = map_weight(weight)
+    assert isinstance(mapped, WidenedTensor)
+    assert mapped.stored.nbytes == weight.nbytes // 2
+    assert mapped.dtype == torch.float32
+    assert torch.equal(mapped, weight)
+    assert (mapped.detach().numpy() == weight.numpy()).all()
+
+
+def test_a_weight_that_half_precision_does_not_hold_stays_float32(weight: torch.Tensor) -> None:
+    weight[3, 5] = 1 + 2**-20
+    mapped = map_weight(weight)
+    assert not isinstance(mapped, WidenedTensor)
+    assert torch.equal(mapped, weight)
+
+
+def test_products_and_look_ups_of_a_widened_weight_have_the_same_bits(
+    weight: torch.Tensor,
+) -> None:
+    mapped, x = map_weight(weight), torch.randn(2, 5, 256)
+    ids = torch.randint(0, len(weight), (2, 5))
+    bias = torch.randn(len(weight))
+    for used in (nn.functional.linear, lambda x, w: nn.functional.linear(x, w, bias)):
+        assert torch.equal(used(x, mapped), used(x, weight))
+    assert torch.equal(nn.functional.embedding(ids, mapped), weight[ids])
+
+
+def test_changing_a_widened_weight_is_refused(weight: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match="half precision"):
+        map_weight(weight).mul_(2)
+
+
+def test_a_decoder_of_widened_weights_has_the_logits_of_float32(tmp_path: Path) -> None:
+    file = write_tiny_decoder(tmp_path / "checkpoint", intermediate_size=SMALLEST // 256)
+    tensors = load_file(file / "model.safetensors")
+    halves = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    save_file(halves, file / "model.safetensors", {"format": "pt"})
+    plain, widened = (
+        load_torch_model(open_checkpoint(tmp_path), "text-generation", place=place)
+        for place in (lambda tensor: tensor, map_weight)
+    )
+    assert sum(isinstance(p, WidenedTensor) for p in widened.parameters()) == 6
+    ids = torch.tensor([[5, 6, 7, 8]])
+    for model in (widened, copy_modules(widened)):
+        assert torch.equal(model(ids).logits, plain(ids).logits)
