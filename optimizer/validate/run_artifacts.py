@@ -28,7 +28,7 @@ from optimizer.harness.process.temporary import make_private_folder, make_tempor
 from optimizer.model.architectures.architecture import find_family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from optimizer.model.checkpoint.mapped import map_tensor, map_weight
+from optimizer.model.checkpoint.mapped import Scratch, map_tensor, map_weight
 from optimizer.model.checkpoint.model import (
     choose_auto_class,
     is_linear,
@@ -81,8 +81,13 @@ class RunArtifacts:
         """Return the values of `tensor` of a model that is judged, in a mapped file where it is
         large, because several models do not fit into memory. Weights of a large decoder lie there
         in half precision where that is exact (mapped.py: map_weight)."""
-        move = map_weight if self.halves_weights else map_tensor
-        return move(tensor, self.scratch)
+        if self.halves_weights:
+            return map_weight(tensor, self._widened, self.scratch)
+        return map_tensor(tensor, self.scratch)
+
+    @cached_property
+    def _widened(self) -> Scratch:
+        return Scratch()
 
     @cached_property
     def halves_weights(self) -> bool:

@@ -11,6 +11,7 @@ that stage validate compares.
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,23 +23,44 @@ from torch.utils._pytree import tree_map
 SMALLEST = 1 << 20  # bytes: a smaller tensor stays in memory
 
 
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+
+
+class Scratch:
+    """Memory, one piece per thread, into which the weights of products are converted. It is reused,
+    because the kernel takes several times as long to provide new memory as a conversion takes."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def widen(self, stored: Tensor) -> Tensor:
+        """Convert a weight, or its transpose, to float32. The result is overwritten by this
+        thread's next call."""
+        memory = getattr(self._local, "memory", None)
+        if memory is None or memory.numel() < stored.numel():
+            memory = self._local.memory = torch.empty(stored.numel())
+        return memory.as_strided(stored.shape, stored.stride()).copy_(stored)
+
+
 class WidenedTensor(Tensor):
     """Read-only float32 tensor whose values are stored in bfloat16 or float16 and converted at each
     use, for the time of one operation. Rows are looked up (embedding) before they are converted.
 
     stored: the values, bfloat16 or float16
+    scratch: memory for the weight of a product
 
     An operation that would change it raises TypeError.
     """
 
     stored: Tensor
+    scratch: Scratch
 
     @staticmethod
-    def __new__(cls, stored: Tensor) -> WidenedTensor:
+    def __new__(cls, stored: Tensor, scratch: Scratch) -> WidenedTensor:
         widened = torch.Tensor._make_wrapper_subclass(
-            cls, stored.shape, dtype=torch.float32, device=stored.device
+            cls, stored.shape, stored.stride(), dtype=torch.float32, device=stored.device
         )
-        widened.stored = stored
+        widened.stored, widened.scratch = stored, scratch
         return widened
 
     def numpy(self, *, force: bool = False) -> Any:  # noqa: ARG002  # torch's signature
@@ -53,14 +75,19 @@ class WidenedTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        changed = (args[0], (kwargs or {}).get("out"))
-        if func._schema.is_mutable and any(isinstance(x, cls) for x in changed):
+        aten, first, more = torch.ops.aten, args[0], kwargs or {}
+        if func._schema.is_mutable and any(isinstance(x, cls) for x in (first, more.get("out"))):
             raise TypeError(f"{func} would change a weight that is stored in half precision")
-        if func == torch.ops.aten.detach.default:
-            return cls(args[0].stored)
-        if func == torch.ops.aten.embedding.default and isinstance(args[0], cls):
-            return func(args[0].stored, *args[1:], **(kwargs or {})).float()
-        widened = tree_map(_widen, (args, kwargs or {}))
+        if isinstance(first, cls):
+            if func == aten.detach.default:
+                return cls(first.stored, first.scratch)
+            if func == aten.t.default:  # a linear module multiplies by the transpose
+                return cls(first.stored.t(), first.scratch)
+            if func == aten.embedding.default:
+                return func(first.stored, *args[1:], **more).float()
+        if func in PRODUCTS and isinstance(args[-1], cls) and not isinstance(args[-2], cls):
+            return func(*args[:-1], args[-1].scratch.widen(args[-1].stored), **more)
+        widened = tree_map(_widen, (args, more))
         return func(*widened[0], **widened[1])
 
 
@@ -68,14 +95,17 @@ def _widen(value: Any) -> Any:
     return value.stored.float() if isinstance(value, WidenedTensor) else value
 
 
-def map_weight(tensor: Tensor, folder: Path | None = None) -> Tensor:
+def map_weight(tensor: Tensor, scratch: Scratch, folder: Path | None = None) -> Tensor:
     """Copy a torch model's weight into a mapped file as `map_tensor` does, in half the bytes where
-    bfloat16 or float16 holds all its values exactly: then a WidenedTensor of the same values."""
+    bfloat16 or float16 holds all its values exactly: then a WidenedTensor of the same values.
+
+    scratch: memory that the weights of a model share
+    """
     if tensor.nbytes >= SMALLEST and tensor.dtype == torch.float32:
         for half in (torch.bfloat16, torch.float16):
             stored = tensor.to(half)
             if torch.equal(stored.float(), tensor):
-                return WidenedTensor(map_tensor(stored, folder))
+                return WidenedTensor(map_tensor(stored, folder), scratch)
     return map_tensor(tensor, folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.mapped import SMALLEST, WidenedTensor, map_tensor, map_weight
+from optimizer.model.checkpoint.mapped import (
+    SMALLEST,
+    Scratch,
+    WidenedTensor,
+    map_tensor,
+    map_weight,
+)
 from optimizer.model.checkpoint.model import load_torch_model
 from optimizer.validate.ledger.limits.monte_carlo import copy_modules
 from tests.decoders import write_tiny_decoder
@@ -57,7 +64,7 @@ def test_the_memory_of_the_process_does_not_grow_with_a_mapped_tensor(tmp_path: 
 def test_a_weight_of_half_precision_lies_in_half_the_bytes_and_keeps_its_values(
     weight: torch.Tensor,
 ) -> None:
-    mapped = map_weight(weight)
+    mapped = map_weight(weight, Scratch())
     assert isinstance(mapped, WidenedTensor)
     assert mapped.stored.nbytes == weight.nbytes // 2
     assert mapped.dtype == torch.float32
@@ -67,7 +74,7 @@ def test_a_weight_of_half_precision_lies_in_half_the_bytes_and_keeps_its_values(
 
 def test_a_weight_that_half_precision_does_not_hold_stays_float32(weight: torch.Tensor) -> None:
     weight[3, 5] = 1 + 2**-20
-    mapped = map_weight(weight)
+    mapped = map_weight(weight, Scratch())
     assert not isinstance(mapped, WidenedTensor)
     assert torch.equal(mapped, weight)
 
@@ -75,7 +82,7 @@ def test_a_weight_that_half_precision_does_not_hold_stays_float32(weight: torch.
 def test_products_and_look_ups_of_a_widened_weight_have_the_same_bits(
     weight: torch.Tensor,
 ) -> None:
-    mapped, x = map_weight(weight), torch.randn(2, 5, 256)
+    mapped, x = map_weight(weight, Scratch()), torch.randn(2, 5, 256)
     ids = torch.randint(0, len(weight), (2, 5))
     bias = torch.randn(len(weight))
     for used in (nn.functional.linear, lambda x, w: nn.functional.linear(x, w, bias)):
@@ -85,7 +92,7 @@ def test_products_and_look_ups_of_a_widened_weight_have_the_same_bits(
 
 def test_changing_a_widened_weight_is_refused(weight: torch.Tensor) -> None:
     with pytest.raises(TypeError, match="half precision"):
-        map_weight(weight).mul_(2)
+        map_weight(weight, Scratch()).mul_(2)
 
 
 def test_a_decoder_of_widened_weights_has_the_logits_of_float32(tmp_path: Path) -> None:
@@ -93,11 +100,13 @@ def test_a_decoder_of_widened_weights_has_the_logits_of_float32(tmp_path: Path) 
     tensors = load_file(file / "model.safetensors")
     halves = {name: tensor.bfloat16() for name, tensor in tensors.items()}
     save_file(halves, file / "model.safetensors", {"format": "pt"})
+    scratch = Scratch()
     plain, widened = (
         load_torch_model(open_checkpoint(tmp_path), "text-generation", place=place)
-        for place in (lambda tensor: tensor, map_weight)
+        for place in (lambda tensor: tensor, lambda tensor: map_weight(tensor, scratch))
     )
     assert sum(isinstance(p, WidenedTensor) for p in widened.parameters()) == 6
-    ids = torch.tensor([[5, 6, 7, 8]])
-    for model in (widened, copy_modules(widened)):
-        assert torch.equal(model(ids).logits, plain(ids).logits)
+    ids, models = torch.tensor([[5, 6, 7, 8]]), (widened, copy_modules(widened))
+    with torch.no_grad(), ThreadPoolExecutor(2) as threads:  # each thread has a scratch of its own
+        for logits in threads.map(lambda i: models[i % 2](ids).logits, range(8)):
+            assert torch.equal(logits, plain(ids).logits)
