@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.harness.process.collection import delay_collection
 from tests.measured_once import measure_once
 from tests.traced_once import trace_once
 
@@ -92,7 +93,8 @@ def warm() -> None:
 
 def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    warm()
+    with delay_collection():
+        warm()
     folder, patch = Path(sys.argv[1]), pytest.MonkeyPatch()
     trace_once(patch, folder / "traces")
     measure_once(patch, folder / "measured")

@@ -24,7 +24,7 @@ from optimizer.checks import (
 )
 from optimizer.checks.context import Context
 from optimizer.compress import processes as calibration_processes
-from optimizer.data.datasets import check_header
+from optimizer.data.datasets import check_header, check_rows
 from optimizer.foundation.errors import DataError, OptimizeError, collect
 from optimizer.foundation.process import torch_device
 from optimizer.load.tokenizer import student_vocabulary
@@ -127,16 +127,17 @@ def check_student_vocabulary(recipe: Recipe, context: Context) -> None:
     student_vocabulary.check(recipe, fetch=context.fetch)
 
 
-def check_columns(recipe: Recipe, _: Context) -> None:
-    """Check before a run the columns and first rows of every data set on this machine."""
-    collect(partial(_check_header, *one) for one in recipe.data_specs.items())
+def check_columns(recipe: Recipe, context: Context) -> None:
+    """Check before a run the columns and first rows of every data set on this machine; all rows
+    where a later check reads them, so that each table is opened once."""
+    check = check_rows if context.early else check_header
+    collect(partial(_check_data, check, *one) for one in recipe.data_specs.items())
 
 
-def _check_header(place: str, spec: DataSpec) -> None:
-    """Check before a run the columns and first rows of the data set at `place` of the recipe, which
-    messages name."""
+def _check_data(check: Callable[[DataSpec], None], place: str, spec: DataSpec) -> None:
+    """Make one check before a run of the data set at `place` of the recipe, which messages name."""
     try:
-        check_header(spec)
+        check(spec)
     except DataError as e:
         where = f"{place}: {e.where}"
         raise DataError(e.problem, where=where, accepted=e.accepted, fix=e.fix) from e

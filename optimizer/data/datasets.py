@@ -58,7 +58,7 @@ INPUTS = ("text", "image", "messages", "arrays")
 PICTURES = ("mask", "depth")
 """Fields of a map beside an image, read as images are."""
 TAGS = "Give tags as a list with one tag per word, and text as a list of words."
-CHECKED = 256  # maximum rows of a data set that `optimize check` reads
+CHECKED = 256  # maximum rows of a data set that check_header reads
 
 
 def read_samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
@@ -89,19 +89,36 @@ def check_header(spec: DataSpec) -> None:
     that is not a string. Data on a hub are not fetched, and not checked."""
     if not is_local(spec):
         return
-    table, where = open_table(spec), describe_place(spec)
-    columns = _columns(spec, table)
-    names = read_names(spec, table.features, columns, where) or collect_names(spec, table, columns)
+    table, columns, names, _ = _open(spec)
 
     def listed(field: str) -> bool:
         return hasattr(table.features[columns[field]], "feature")
 
     if "tags" in columns and not (listed("tags") and listed("text")):
         raise DataError(
-            "columns tags and text are not both lists", where=f"{where}: columns.tags", fix=TAGS
+            "columns tags and text are not both lists",
+            where=f"{describe_place(spec)}: columns.tags",
+            fix=TAGS,
         )
     for _ in islice(_parse_rows(spec, table, columns, names), CHECKED):
         pass
+
+
+def check_rows(spec: DataSpec) -> None:
+    """Read all rows of a data set, which read_samples then finds read, and raise its DataError.
+    Data on a hub are not fetched, and not checked."""
+    if is_local(spec):
+        _read(spec)
+
+
+def _open(spec: DataSpec) -> tuple[Any, dict[str, str], tuple[str, ...], bool]:
+    """Open the table of a spec; return (table, {field: column}, label names in id order, False
+    where these were collected from the values). Raises DataError for wrong columns."""
+    table = open_table(spec)
+    columns = _columns(spec, table)
+    ordered = read_names(spec, table.features, columns, describe_place(spec))
+    names = ordered or collect_names(spec, table, columns)
+    return table, columns, names, names == ordered
 
 
 def _draw(rows: list[Sample], count: int | None, seed: int, where: str) -> list[Sample]:
@@ -282,10 +299,7 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _UsableRows:
     _fingerprint: state of the local files, so that a changed file is read again
     """
     spec = DataSpec.model_validate_json(spec_json).model_copy(update={"base": base})
-    table = open_table(spec)
-    columns = _columns(spec, table)
-    ordered = read_names(spec, table.features, columns, describe_place(spec))
-    names = ordered or collect_names(spec, table, columns)
+    table, columns, names, ordered = _open(spec)
     rows = list(_parse_rows(spec, table, columns, names))
     parsed = [row for row in rows if row is not None]
     dropped = len(rows) - len(parsed)
@@ -300,7 +314,7 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _UsableRows:
             where=describe_place(spec),
             fix="Check split and columns; a row needs an image, or a non-empty text.",
         )
-    return _UsableRows(tuple(drop_repeated(parsed, describe_place(spec))), names, names == ordered)
+    return _UsableRows(tuple(drop_repeated(parsed, describe_place(spec))), names, ordered)
 
 
 def _parse_rows(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optimizer import checks
+from optimizer.data import datasets, tables
 from optimizer.foundation.errors import MachineError, OptimizeError, RecipeError, join
+from optimizer.recipe.schema import DataSpec
 from tests.conftest import write_tiny_bert
 
 RECIPE = """\
@@ -62,6 +65,32 @@ def test_an_overlap_of_data_is_found_before_anything_is_loaded(
     shutil.copyfile(tmp_path / "calibrate.csv", tmp_path / "evaluate.csv")
     (error,) = errors_of(file)
     assert "also in the calibrate data" in error
+
+
+def test_each_table_is_opened_once(
+    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def open_table(spec: DataSpec) -> Any:
+        opened.append(spec.files)
+        return tables.open_table(spec)
+
+    monkeypatch.setattr(datasets, "open_table", open_table)
+    checks.read(write(tmp_path, tiny_bert), (), fetch=False, early=True)
+    assert sorted(opened) == [("calibrate.csv",), ("evaluate.csv",)]
+
+
+def test_a_fault_behind_the_first_rows_is_told_once_with_its_place(
+    tmp_path: Path, tiny_bert: Path
+) -> None:
+    file = write(tmp_path, tiny_bert)
+    rows = [f"row {i},0" for i in range(datasets.CHECKED)] + ["the last,-1"]
+    (tmp_path / "calibrate.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    labelled = "[calibrate.csv], columns: {text: text, label: label}, labels: [a, b]"
+    file.write_text(file.read_text().replace("[calibrate.csv]", labelled))
+    (error,) = errors_of(file)
+    assert f"recipe.yaml:3: calibrate: data csv: calibrate.csv: row {len(rows) - 1}" in error
 
 
 def test_every_error_of_the_schema_is_listed_with_its_line(tmp_path: Path, tiny_bert: Path) -> None:

@@ -22,6 +22,8 @@ from pathlib import Path
 from pkgutil import walk_packages
 from typing import IO, Any, TextIO
 
+from optimizer.harness.process.collection import delay_collection
+
 SECONDS = 20.0  # of processor time: a busy machine makes no command hang
 WAITED = 120.0  # of the clock: what waits for something takes no processor time
 UNCAUGHT = 70  # exit code that no command of ours has: it raised something else than SystemExit
@@ -192,7 +194,8 @@ def resident(pid: int) -> int:
 
 
 def main() -> None:
-    warm()
+    with delay_collection():
+        warm()
     print("ready", flush=True)
     child: Child | None = None
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

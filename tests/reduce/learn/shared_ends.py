@@ -9,15 +9,8 @@ import socket
 import threading
 from pathlib import Path
 
-from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process import launch as launches
 from optimizer.foundation.process.launch import Processes
-
-
-def refuse(these: Processes, word: str) -> None:
-    if these.rank == 1:
-        raise CheckpointError(word, where="here", fix="Change it.")
-    these.sums([0.0])
 
 
 def end(these: Processes) -> None:

@@ -23,7 +23,7 @@ from optimizer.recipe.schema import DataSpec, Recovery
 from optimizer.reduce.learn import processes, recover
 from optimizer.reduce.learn.processes import launch
 from tests.conftest import write_rows
-from tests.reduce.learn.shared_ends import be_killed_last, end, fail_and_linger, refuse
+from tests.reduce.learn.shared_ends import be_killed_last, end, fail_and_linger
 from tests.reduce.learn.shared_regression import KINDS, Forked, Shared, regress
 from tests.reduce.learn.test_training import Regression, killed_at
 from tests.reduce.smaller import loaded, reduced
@@ -110,18 +110,15 @@ def test_a_model_learns_in_two_processes_what_it_learns_in_one(prepared: Prepare
     assert apart < moved / 100  # a share left out, or counted twice, is another direction
 
 
-def test_what_one_process_refuses_is_refused_with_its_words(tmp_path: Path) -> None:
-    section = SECTION.model_copy(update={"processes": 2})
-    with pytest.raises(CheckpointError, match=r"^here: the loss is nan\. Change it\.$"):
-        launch(refuse, section, tmp_path, "the loss is nan")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (CheckpointError("the loss is nan"), CheckpointError, "^the loss is nan$"),
+        (
+            CheckpointError("the loss is nan", where="here", fix="Change it."),
+            CheckpointError,
+            r"^here: the loss is nan\. Change it\.$",
+        ),
         (ValueError("of 2 shapes"), ProcessRaisedException, "Process 1:\n.*ValueError: of 2"),
     ],
 )
