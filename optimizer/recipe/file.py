@@ -26,6 +26,7 @@ from optimizer.recipe.schema import DataSpec, Model, Recipe, Section
 from optimizer.recipe.target_field import find_section
 
 LISTED = 20  # maximum errors of the schema that are listed
+LISTS = ("tuple_type", "list_type")  # types of pydantic's errors where a list is needed
 DATA_FIELDS = (
     ("calibrate", "data"),
     ("reduce", "calibrate", "data"),
@@ -320,7 +321,9 @@ def _causes(error: ValidationError) -> list[Any]:
         if problem["type"] != "default_factory_not_called":
             # a union adds the alternative to the path, such as tuple[literal['int8'], ...]
             path = tuple(part for part in problem["loc"] if "[" not in str(part))
-            problems.setdefault(path, {**problem, "loc": path})
+            first = problems.setdefault(path, {**problem, "loc": path})
+            if problem["type"] in LISTS and first["type"] not in LISTS:
+                first["msg"] += f" or {_describe_list(problem['input'])}"
     places = {path[:i] for path in problems for i in range(1, len(path))}
     causes = [p for path, p in problems.items() if path not in places]
     return sorted(causes, key=lambda p: p["type"] != "extra_forbidden")
@@ -349,11 +352,20 @@ def _explain(problem: Any, lines: Lines, document: dict[str, Any]) -> RecipeErro
     value = json.dumps(problem["input"], default=str)
     message = problem["msg"].removeprefix("Input should be ")
     hint = ""
+    if problem["type"] in LISTS:
+        message = _describe_list(problem["input"])
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         hint = suggest(problem["input"], _words(problem.get("ctx", {}).get("expected", "")))
     word = problem["type"] == "string_type" and isinstance(problem["input"], int | float)
     quoted = "Put it in quotes if it is meant as text." if word else ""
     return RecipeError(f"{value[:80]} was found{hint}", where=where, accepted=message, fix=quoted)
+
+
+def _describe_list(given: Any) -> str:
+    """Describe the list that a recipe's key takes in place of the value `given`."""
+    if isinstance(given, str | int | float):
+        return f"a list, such as [{json.dumps(given)[:80]}]"
+    return "a list"
 
 
 def _words(expected: str) -> list[str]:

@@ -168,6 +168,12 @@ def test_a_good_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
         ),
         ("bits: 8", "bits: eight", r"r\.yaml:8: quantize\.weights\.bits: \"eight\" was found"),
         ("bits: 8", "bits: 8.5", r"r\.yaml:8: quantize\.weights\.bits: 8\.5 was found"),
+        ("files: [b.txt]", "files: b.txt", r'Accepted: a list, such as \["b.txt"\]'),
+        (
+            "name: x",
+            "name: x\nsearch: {over: {targets: 0}}",
+            r"targets: 0 was found\. Accepted: 'all' or a list, such as \[0\]",
+        ),
         ("name: x", "name: X y", r"r\.yaml:1: name: "),
         ("  metric: cosine", "", r"r\.yaml:13: validate\.metric: missing and required"),
         ("runtime: onnxruntime", "runtime: tensorflow", r"r\.yaml:11: targets\.0"),

@@ -45,7 +45,8 @@ from optimizer.shared_store import Root
     "accelerator_type:H100; repeatable.  [default: CPU]",
 )
 @with_price(
-    "Price of the machine that answers, for the cost of a million answers of each candidate."
+    "Price of the machine that answers, for the cost of a million answers, or tokens, of each "
+    "candidate."
 )
 @with_artifacts
 @click.pass_obj
