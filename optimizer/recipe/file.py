@@ -361,10 +361,10 @@ def _explain(problem: Any, lines: Lines, document: dict[str, Any]) -> RecipeErro
     return RecipeError(f"{value[:80]} was found{hint}", where=where, accepted=message, fix=quoted)
 
 
-def _describe_list(given: Any) -> str:
-    """Describe the list that a recipe's key takes in place of the value `given`."""
-    if isinstance(given, str | int | float):
-        return f"a list, such as [{json.dumps(given)[:80]}]"
+def _describe_list(value: Any) -> str:
+    """Describe the list that a recipe's key takes in place of `value`."""
+    if isinstance(value, str | int | float):
+        return f"a list, such as [{json.dumps(value)[:80]}]"
     return "a list"
 
 

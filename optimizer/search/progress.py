@@ -125,7 +125,7 @@ class Progress:
         """
         left, trial = budget - self.seconds, float(self._state["longest"])
         if left <= 0:
-            return "search.budget.hours were spent"
+            return self.describe_spent(budget)
         kept = {t.candidate.target for t in trials if t.outcome == "kept"}
         needed = max(self.predict_confirmation(one, trials) for one in kept | {target})
         if left > trial + needed:
@@ -134,6 +134,10 @@ class Progress:
             f"{left:.0f} s of search.budget.hours were left, a trial took up to {trial:.0f} s, and "
             f"a confirmation takes up to {needed:.0f} s"
         )
+
+    def describe_spent(self, budget: float) -> str:
+        """Say that the search's budget, in seconds, is spent, and how many seconds were taken."""
+        return f"search.budget.hours were spent ({self.seconds:.0f} s of {budget:.0f} s)"
 
     def find_want_of_confirmation(
         self, candidate: Candidate, budget: float, trials: Sequence[Trial]

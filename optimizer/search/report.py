@@ -19,7 +19,7 @@ from optimizer.search.search import Result
 from optimizer.search.sequential import LOOKS
 from optimizer.search.trial import Outcome, Trial, get_objective, write_interval
 
-HEADS = ("form", "outcome", "drop", "time / recipe", "MB")
+HEADS = ("candidate", "outcome", "drop", "time / recipe", "MB")
 COST = "cost of a million"
 NO_MODULE = "no module"  # operators between modules
 NAMED, ROWS = 3, 15  # modules in a sentence, and in a table
@@ -342,7 +342,7 @@ def _lost(result: Result) -> Card:
     rows = tuple((line(name), line(why)) for name, why in reasons)
     if not rows:
         return Card("Reasons", paragraphs=(Paragraph(line("Every candidate keeps the margin.")),))
-    return Card("Reasons", tables=(ReportTable("Reasons", ("form", "reason"), rows),))
+    return Card("Reasons", tables=(ReportTable("Reasons", ("candidate", "reason"), rows),))
 
 
 def _slower(trial: Trial, winner: Trial) -> str:

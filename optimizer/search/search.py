@@ -246,7 +246,7 @@ def _find_want_of_time(bench: Workbench, progress: Progress, trials: list[Trial]
     does."""
     left = bench.search.budget.seconds - progress.seconds
     if left <= 0:
-        return "search.budget.hours were spent"
+        return progress.describe_spent(bench.search.budget.seconds)
     targets = {t.candidate.target for t in trials if t.outcome == "kept"}
     left -= max((progress.predict_confirmation(one, trials) for one in targets), default=0.0)
     left = max(left, 0.0)
