@@ -132,7 +132,8 @@ class Progress:
             return ""
         return (
             f"{left:.0f} s of search.budget.hours were left, a trial took up to {trial:.0f} s, and "
-            f"a confirmation takes up to {needed:.0f} s"
+            f"a confirmation takes up to {needed:.0f} s, so that one more trial needs "
+            f"{(self.seconds + trial + needed) / 3600:.2g} hours"
         )
 
     def describe_spent(self, budget: float) -> str:

@@ -217,6 +217,10 @@ def write_conclusion(result: Result, document: dict[str, Any]) -> list[str]:
             high = ratio["interval"][1]
             again += ", so it is not surely faster" * (high is None or high >= 1)
         same = "the recipe itself: no other candidate that keeps the margin is better"
+        if len(result.trials) < result.space:
+            same = (
+                f"the recipe itself, the best of {len(result.trials)} of {result.space} candidates"
+            )
         name = same if winner is result.trials[0] else winner.label
         first = f"Found: {name}. It keeps the margin on {rows} that the search never read"
         if winner is not result.trials[0]:

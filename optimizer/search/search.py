@@ -253,7 +253,10 @@ def _find_want_of_time(bench: Workbench, progress: Progress, trials: list[Trial]
     needed = bench.predict_seconds_of_modules()
     if needed <= left:
         return ""
-    return f"it would take about {needed:.0f} s, and {left:.0f} s of search.budget.hours were left"
+    return (
+        f"it would take about {needed:.0f} s, and {left:.0f} s of search.budget.hours were left, "
+        "without the time kept for a confirmation"
+    )
 
 
 def _fill_limit(bench: Workbench, space: list[Candidate], first: Trial) -> list[Candidate]:

@@ -275,6 +275,13 @@ def test_a_search_that_tried_few_candidates_does_not_say_that_none_is_good(resul
     assert sentence.startswith("None of the 1 of 2 candidates that were tried keeps")
 
 
+def test_a_recipe_found_without_a_trial_of_others_is_not_called_the_best(result: Result) -> None:
+    own = result.trials[0]
+    short = replace(result, trials=(own,), confirmations=(Confirmation(own, "pass"),))
+    shown = report.write_conclusion(short, {"found": "x"})[0]
+    assert shown.startswith("Found: the recipe itself, the best of 1 of 2 candidates.")
+
+
 def test_a_search_that_ended_after_its_budget_says_what_took_longer(result: Result) -> None:
     late = replace(result, over="confirming rtn took 90 s, and up to 30 s were predicted")
     shown = report.write_text(late, report.build_document(late, None, Path("x")))
