@@ -164,7 +164,7 @@ class Progress:
         budget, predicted: seconds of the search, and those that the step may take
         """
         before = self.seconds
-        late = f"search: search.budget.hours are spent; {what} takes longer"
+        late = f"search: search.budget.hours were spent during {what}, which is not interrupted"
         timer = threading.Timer(budget - before, say, (late,))
         timer.daemon = True
         if before < budget:  # else only steps that are reused

@@ -324,9 +324,12 @@ def _try_each(
 
 def _reserve_confirmation(bench: Workbench, trial: Trial, progress: Progress) -> None:
     """Run the first kept candidate through all gates, for the time that the confirmation of another
-    one takes. Their verdicts are read, and errors reported, if the candidate is confirmed."""
+    one takes. Their verdicts are read, and errors reported, if the candidate is confirmed.
+
+    Gates whose timing may end after the search's budget do not start."""
     budget, what = bench.search.budget.seconds, f"the gates of {trial.label}"
-    if trial.outcome != "kept" or progress.validated is not None or progress.seconds >= budget:
+    late = progress.seconds + progress.timings.get(trial.candidate.target, 0.0) >= budget
+    if trial.outcome != "kept" or progress.validated is not None or late:
         return
     if progress.begin(what):
         return

@@ -157,6 +157,19 @@ def test_simulated_searches_over_two_targets_end_within_their_budget(tmp_path: P
     assert others > 4
 
 
+def test_gates_do_not_start_whose_timing_may_end_after_the_budget(tmp_path: Path) -> None:
+    """The recipe's own trial leaves half of the time that the timing of its gates may take."""
+    recipe = recipe_file.read(write_tiny_recipe(tmp_path, tmp_path), [TARGETS, "search={}"])
+    clock = Clock()
+    bench, progress = Simulated(recipe, clock, 0), start(tmp_path, clock)
+    progress.timings = {0: bench.limit}
+    bench.trial = bench.search.budget.seconds - bench.limit / 2
+    trials, _, _ = search._try_all(bench, [bench.first], progress)  # type: ignore[arg-type]
+    _, _, late = search._confirm_best(bench, trials, progress)  # type: ignore[arg-type]
+    assert late
+    assert bench.validated == []
+
+
 def test_a_confirmation_that_ends_after_the_budget_is_recorded(tmp_path: Path) -> None:
     clock = Clock()
     progress = start(tmp_path, clock)
