@@ -47,6 +47,7 @@ FIRST = [  # few and long tests: begun at the end, they would keep one core wait
     for name in (
         "hostile/test_files.py",
         "validate/ledger/models/test_shipped_recipes.py",
+        "validate/ledger/models/test_objects_masks_depths.py",
         "test_killed.py",
         "validate/timing/test_stage.py",
         "compress/test_memory.py",

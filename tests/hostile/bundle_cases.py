@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,29 +43,43 @@ def of_manifest(bundle: Path, label: str) -> Iterator[Case]:
     for place in places(manifest):
         changes: dict[str, Any] = {"dropped": None, **VALUES}
         for what, value in changes.items():
-            changed = copy.deepcopy(manifest)
-            holder = changed
-            for key in place[:-1]:
-                holder = holder[key]
-            if what == "dropped":
-                del holder[place[-1]]
-            else:
-                holder[place[-1]] = value
+            change = partial(_changed, manifest, place, value, dropped=what == "dropped")
             number += 1
             name = COMMANDS[number % len(COMMANDS)]
             yield Case(
                 f"{label} {'.'.join(map(str, place))} {what}: {name}",
-                _with_manifest(bundle, changed, place, command(name, bundle)),
+                _with_manifest(bundle, change, place, command(name, bundle)),
             )
 
 
+def _changed(
+    manifest: dict[str, Any], place: tuple[Any, ...], value: Any, *, dropped: bool
+) -> dict[str, Any]:
+    """A copy with another value at a place, or without it."""
+    changed = copy.deepcopy(manifest)
+    holder: Any = changed
+    for key in place[:-1]:
+        holder = holder[key]
+    if dropped:
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = value
+    return changed
+
+
 def _with_manifest(
-    bundle: Path, changed: dict[str, Any], place: tuple[Any, ...], arguments: list[str]
+    bundle: Path,
+    change: Callable[[], dict[str, Any]],
+    place: tuple[Any, ...],
+    arguments: list[str],
 ) -> Callable[[], str]:
+    """Run a command on the bundle with the changed manifest; the copy is made here, because most
+    cases are not drawn."""
+
     def run() -> str:
         path = bundle / "manifest.json"
         with kept(path):
-            sealed = dict(changed)
+            sealed = change()
             if place[0] != "content_digest":
                 with suppress(AttributeError, KeyError, TypeError):
                     sealed["content_digest"] = digest_content(sealed["contract"], sealed["files"])
