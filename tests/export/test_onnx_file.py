@@ -75,6 +75,27 @@ def test_external_weights_are_where_the_onnx_package_finds_them(tmp_path: Path) 
     assert all(np.array_equal(read[f"w{i}"], w) for i, w in enumerate(given))
 
 
+def test_all_weights_of_a_model_share_one_mapping_of_their_file(tmp_path: Path) -> None:
+    made = weights(6)
+    onnx_file.save(chain(*made), tmp_path / "model.onnx", limit=0)
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count(str(tmp_path / "model.onnx.data"))
+
+    model = onnx_file.load(tmp_path / "model.onnx")
+    tensors = [v.const_value for v in model.graph.initializers.values()]
+    for tensor, values in zip(tensors, made, strict=True):
+        assert np.array_equal(tensor.numpy(), values)
+    assert mappings() == 1
+    for tensor in tensors[1:]:
+        tensor.release()
+    assert np.array_equal(tensors[0].numpy(), made[0])
+    assert np.array_equal(tensors[1].numpy(), made[1])
+    for tensor in tensors:
+        tensor.release()
+    assert mappings() == 0
+
+
 def test_the_bytes_depend_on_the_model_alone(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
