@@ -23,12 +23,9 @@ from torch.utils._pytree import tree_map
 SMALLEST = 1 << 20  # bytes: a smaller tensor stays in memory
 
 
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-
-
 class Scratch:
-    """Memory, one piece per thread, into which the weights of products are converted. It is reused,
-    because the kernel takes several times as long to provide new memory as a conversion takes."""
+    """Memory, one piece per thread, into which weights are converted. It is reused, because the
+    kernel takes several times as long to provide new memory as a conversion takes."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -41,13 +38,20 @@ class Scratch:
             memory = self._local.memory = torch.empty(stored.numel())
         return memory.as_strided(stored.shape, stored.stride()).copy_(stored)
 
+    def keep(self, result: Any) -> Any:
+        """Return the result of an operation on a converted weight, copied where it is a view."""
+        if not isinstance(result, Tensor):
+            return result
+        own = self._local.memory.untyped_storage().data_ptr()
+        return result.clone() if result.untyped_storage().data_ptr() == own else result
+
 
 class WidenedTensor(Tensor):
     """Read-only float32 tensor whose values are stored in bfloat16 or float16 and converted at each
     use, for the time of one operation. Rows are looked up (embedding) before they are converted.
 
     stored: the values, bfloat16 or float16
-    scratch: memory for the weight of a product
+    scratch: memory for the converted values
 
     An operation that would change it raises TypeError.
     """
@@ -85,14 +89,18 @@ class WidenedTensor(Tensor):
                 return cls(first.stored.t(), first.scratch)
             if func == aten.embedding.default:
                 return func(first.stored, *args[1:], **more).float()
-        if func in PRODUCTS and isinstance(args[-1], cls) and not isinstance(args[-2], cls):
-            return func(*args[:-1], args[-1].scratch.widen(args[-1].stored), **more)
-        widened = tree_map(_widen, (args, more))
-        return func(*widened[0], **widened[1])
+        used: list[Scratch] = []
 
+        def widen(value: Any) -> Any:
+            if not isinstance(value, cls):
+                return value
+            if used:  # by the operation's first weight
+                return value.stored.float()
+            used.append(value.scratch)
+            return value.scratch.widen(value.stored)
 
-def _widen(value: Any) -> Any:
-    return value.stored.float() if isinstance(value, WidenedTensor) else value
+        widened, others = tree_map(widen, (args, more))
+        return tree_map(used[0].keep, func(*widened, **others))
 
 
 def map_weight(tensor: Tensor, scratch: Scratch, folder: Path | None = None) -> Tensor:

@@ -90,6 +90,16 @@ def test_products_and_look_ups_of_a_widened_weight_have_the_same_bits(
     assert torch.equal(nn.functional.embedding(ids, mapped), weight[ids])
 
 
+def test_no_result_changes_when_another_widened_weight_is_used(weight: torch.Tensor) -> None:
+    scratch = Scratch()
+    first, second = map_weight(weight, scratch), map_weight(-weight, scratch)
+    results = [first.view(-1), first[3], first.float(), first.abs(), *first.split(512), first + 0]
+    before = [r.clone() for r in results]
+    assert torch.equal(first + second, torch.zeros_like(weight))
+    assert torch.equal(second * 2, -2 * weight)
+    assert all(map(torch.equal, results, before))
+
+
 def test_changing_a_widened_weight_is_refused(weight: torch.Tensor) -> None:
     with pytest.raises(TypeError, match="half precision"):
         map_weight(weight, Scratch()).mul_(2)
