@@ -31,29 +31,33 @@ class Scratch:
         self._local = threading.local()
 
     def widen(self, stored: Tensor) -> Tensor:
-        """Convert a weight, or its transpose, to float32. The result is overwritten by this
-        thread's next call."""
+        """Convert a weight, or a view of it, to float32. The result of a dense one is overwritten
+        by this thread's next call."""
+        if not stored.is_contiguous():  # a linear module multiplies by the transpose
+            return self.widen(stored.mT).mT if stored.mT.is_contiguous() else stored.float()
         memory = getattr(self._local, "memory", None)
         if memory is None or memory.numel() < stored.numel():
             memory = self._local.memory = torch.empty(stored.numel())
-        return memory.as_strided(stored.shape, stored.stride()).copy_(stored)
+        return memory[: stored.numel()].view(stored.shape).copy_(stored)
 
     def keep(self, result: Any) -> Any:
-        """Return the result of an operation on a converted weight, copied where it is a view."""
-        if not isinstance(result, Tensor):
+        """Return the result of an operation, copied where it lies in this thread's memory."""
+        memory = getattr(self._local, "memory", None)
+        if memory is None or not isinstance(result, Tensor):
             return result
-        own = self._local.memory.untyped_storage().data_ptr()
+        own = memory.untyped_storage().data_ptr()
         return result.clone() if result.untyped_storage().data_ptr() == own else result
 
 
 class WidenedTensor(Tensor):
     """Read-only float32 tensor whose values are stored in bfloat16 or float16 and converted at each
-    use, for the time of one operation. Rows are looked up (embedding) before they are converted.
+    use, for the time of one operation. Views of it are such tensors too, and rows are looked up
+    (embedding) before they are converted.
 
     stored: the values, bfloat16 or float16
     scratch: memory for the converted values
 
-    An operation that would change it raises TypeError.
+    An operation that would change it, or a view of it, raises TypeError.
     """
 
     stored: Tensor
@@ -62,7 +66,12 @@ class WidenedTensor(Tensor):
     @staticmethod
     def __new__(cls, stored: Tensor, scratch: Scratch) -> WidenedTensor:
         widened = torch.Tensor._make_wrapper_subclass(
-            cls, stored.shape, stored.stride(), dtype=torch.float32, device=stored.device
+            cls,
+            stored.shape,
+            stored.stride(),
+            stored.storage_offset(),
+            dtype=torch.float32,
+            device=stored.device,
         )
         widened.stored, widened.scratch = stored, scratch
         return widened
@@ -79,15 +88,14 @@ class WidenedTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        aten, first, more = torch.ops.aten, args[0], kwargs or {}
+        first, more = args[0], kwargs or {}
         if func._schema.is_mutable and any(isinstance(x, cls) for x in (first, more.get("out"))):
             raise TypeError(f"{func} would change a weight that is stored in half precision")
         if isinstance(first, cls):
-            if func == aten.detach.default:
-                return cls(first.stored, first.scratch)
-            if func == aten.t.default:  # a linear module multiplies by the transpose
-                return cls(first.stored.t(), first.scratch)
-            if func == aten.embedding.default:
+            if _is_view(func):
+                views = func(first.stored, *args[1:], **more)
+                return tree_map(lambda view: cls(view, first.scratch), views)
+            if func == torch.ops.aten.embedding.default:
                 return func(first.stored, *args[1:], **more).float()
         used: list[Scratch] = []
 
@@ -103,6 +111,14 @@ class WidenedTensor(Tensor):
         return tree_map(used[0].keep, func(*widened, **others))
 
 
+def _is_view(func: Any) -> bool:
+    """Return True for an operation that selects or reorders values of a half-precision weight; one
+    that reads its bytes as another type is none."""
+    if func == torch.ops.aten.view.dtype:
+        return False
+    return any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+
+
 def map_weight(tensor: Tensor, scratch: Scratch, folder: Path | None = None) -> Tensor:
     """Copy a torch model's weight into a mapped file as `map_tensor` does, in half the bytes where
     bfloat16 or float16 holds all its values exactly: then a WidenedTensor of the same values.
@@ -111,9 +127,10 @@ def map_weight(tensor: Tensor, scratch: Scratch, folder: Path | None = None) -> 
     """
     if tensor.nbytes >= SMALLEST and tensor.dtype == torch.float32:
         for half in (torch.bfloat16, torch.float16):
-            # the first row alone refuses nearly every weight that is not exact
-            if all(torch.equal(part.to(half).float(), part) for part in (tensor[0], tensor)):
-                stored = tensor.to(half)
+            if not torch.equal(tensor[0].to(half).float(), tensor[0]):  # nearly all that need more
+                continue
+            stored = tensor.to(half)
+            if torch.equal(stored.float(), tensor):
                 return WidenedTensor(map_tensor(stored, folder), scratch)
     return map_tensor(tensor, folder)
 

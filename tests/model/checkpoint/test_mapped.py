@@ -26,7 +26,9 @@ from tests.decoders import write_tiny_decoder
 @pytest.fixture(params=[torch.bfloat16, torch.float16])
 def weight(request: pytest.FixtureRequest) -> torch.Tensor:
     """Weight (out, in) float32 of SMALLEST bytes whose values half precision holds exactly."""
-    return torch.randn(SMALLEST // 1024, 256).to(request.param).float()
+    values = torch.randn(SMALLEST // 1024, 256)
+    values[0, :2] = torch.tensor([2.0**-24, -0.0])  # the smallest value of float16
+    return values.to(request.param).float()
 
 
 def test_a_mapped_tensor_has_the_same_values_and_its_file_no_name(tmp_path: Path) -> None:
@@ -93,16 +95,29 @@ def test_products_and_look_ups_of_a_widened_weight_have_the_same_bits(
 def test_no_result_changes_when_another_widened_weight_is_used(weight: torch.Tensor) -> None:
     scratch = Scratch()
     first, second = map_weight(weight, scratch), map_weight(-weight, scratch)
-    results = [first.view(-1), first[3], first.float(), first.abs(), *first.split(512), first + 0]
-    before = [r.clone() for r in results]
+    used = (
+        lambda w: w.view(-1),
+        lambda w: w[3],
+        lambda w: w[:, 5:9],
+        lambda w: w.split(512)[1],
+        lambda w: w.view(torch.int32),
+        lambda w: w.expand(2, *w.shape),
+        lambda w: w.abs(),
+        lambda w: w.T @ w,
+    )
+    results = [use(first) for use in used]
     assert torch.equal(first + second, torch.zeros_like(weight))
     assert torch.equal(second * 2, -2 * weight)
-    assert all(map(torch.equal, results, before))
+    assert all(torch.equal(r, use(weight)) for r, use in zip(results, used, strict=True))
 
 
-def test_changing_a_widened_weight_is_refused(weight: torch.Tensor) -> None:
+def test_changing_a_widened_weight_or_a_view_of_it_is_refused(weight: torch.Tensor) -> None:
+    mapped = map_weight(weight, Scratch())
+    for changed in (mapped, mapped.detach(), mapped.T, mapped[3], mapped.view(-1), mapped[:, 5]):
+        with pytest.raises(TypeError, match="half precision"):
+            changed.mul_(2)
     with pytest.raises(TypeError, match="half precision"):
-        map_weight(weight, Scratch()).mul_(2)
+        mapped[3, 5] = 0
 
 
 def test_a_decoder_of_widened_weights_has_the_logits_of_float32(tmp_path: Path) -> None:
