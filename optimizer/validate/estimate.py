@@ -6,12 +6,14 @@ memory = libraries + float model + parameters that a method folded + linear weig
          text-generation with the logits
          + inputs of the linear modules, and logits, of two correct runs at a time
          + copies of the logits of a batch that is perturbed, or compared
+         + for a large decoder in half precision, the largest weight in float32 in each thread
          + a cut graph: read, written, held by its session, and repacked for its kernels;
          for text-generation at least the logits of some windows, or the candidate's session and
          that of the float model, where both are timed (docs/decisions/0061).
          Weights of a graph with external data lie in mapped files (model/checkpoint/mapped.py), but
          for those that a session transposes or repacks
-disk     outputs of the correct runs, in each arithmetic, while they are compared, and mapped files
+disk     outputs of the correct runs, in each arithmetic, while they are compared, and mapped files,
+         as for weights in float32
 seconds  the ledger, evaluation and timing, at the measured speed of this machine, with the openings
          of all systems that timing is likely to take (timing/predicted.py)
 
@@ -45,8 +47,9 @@ from optimizer.store import (
     lowered_bytes,
 )
 from optimizer.validate.ledger import decoder_batches, inputs
-from optimizer.validate.ledger.depth import choose, choose_depth
+from optimizer.validate.ledger.depth import LARGE, choose, choose_depth
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
+from optimizer.validate.ledger.limits.monte_carlo import AT_ONCE
 from optimizer.validate.quality.perplexity import AHEAD
 from optimizer.validate.timing.predicted import (
     REFERENCE,
@@ -107,10 +110,11 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         seconds, timing = _decoder_seconds(section, shapes, elements)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
         logits = (AHEAD + 2) * 4 * settings.sequence_length * vocabulary
-        memory = max(memory, LIBRARIES + logits)
+        converted = _converted(shapes, elements)
+        memory = max(memory + AT_ONCE * converted, LIBRARIES + logits) + converted
         if latency.time_float and not targets.look_up(section.target.runtime).untimed:
             floats, cost = _session(shapes, elements), targets.look_up(section.target.runtime).cost
-            timed = LIBRARIES + floats + round(cost.copies * lowered_bytes(shapes, 4))
+            timed = LIBRARIES + converted + floats + round(cost.copies * lowered_bytes(shapes, 4))
             memory = max(memory, timed)
             comments.append(
                 f"timing takes {timed / 1e9:.1f} GB, of which the float model has "
@@ -328,6 +332,12 @@ def _session(shapes: Shapes, elements: int) -> int:
     tables = max((max(s) for s in matrices), default=0)
     embedding = max((math.prod(s) for s in matrices if tables in s), default=0)
     return 4 * (in_graph - embedding)
+
+
+def _converted(shapes: Shapes, elements: int) -> int:
+    """Estimate for validate the bytes, per thread that runs it, in which a large decoder's weights
+    in half precision (run_artifacts.py: halves_weights) are converted: those of the largest."""
+    return 4 * max(map(math.prod, shapes.values())) if elements > LARGE else 0
 
 
 def _tied(shapes: Shapes) -> int:

@@ -16,6 +16,7 @@ from optimizer.validate.estimate import (
     estimate,
 )
 from optimizer.validate.ledger.decoder_batches import count_extreme_positions, count_positions
+from optimizer.validate.ledger.depth import LARGE
 from optimizer.validate.ledger.inputs import ROWS
 from tests.validate.runs import Run
 from tests.validate.test_stage import changed, further
@@ -95,6 +96,17 @@ def test_the_memory_of_a_timed_float_decoder_is_named_where_it_is_timed(
     assert f"the float model has {held / 1e9:.1f} (" in estimate(timed, shapes).comment
     assert estimate(alone, shapes).comment == ""
     assert estimate(timed, shapes).memory >= LIBRARIES + held
+
+
+def test_a_large_decoder_s_largest_weight_is_converted_in_each_thread(
+    runs: dict[str, Run],
+) -> None:
+    untimed = runs["w8"].section.validate_.latency.model_copy(update={"time_float": False})
+    section = changed(runs["w8"], metric="perplexity", ledger="end_to_end", latency=untimed).section
+    shapes = {"layer.0.weight": (25_000, LARGE // 25_000)}
+    small, large = (estimate(section, shapes | more) for more in ({}, {"norm.weight": (1,)}))
+    converted = 3 * 4 * LARGE  # the stage's thread, and two runs at once
+    assert converted <= large.memory - small.memory < converted + 1024
 
 
 def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
