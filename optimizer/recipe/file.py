@@ -118,6 +118,13 @@ def read_document(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any],
 
     Raises RecipeError for a file or an override that cannot be read.
     """
+    if not path.exists():
+        near = suggest(path.name, sorted(file.name for file in path.parent.glob("*.y*ml")))
+        raise RecipeError(
+            f"there is no such recipe{near}",
+            where=str(path),
+            fix="Correct the path, or write a recipe with `optimize init`.",
+        )
     document, lines = read_yaml(path)
     typed = [_override(document, override, lines) for override in overrides]
 
