@@ -121,7 +121,7 @@ def read_document(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any],
     if not path.exists():
         near = suggest(path.name, sorted(file.name for file in path.parent.glob("*.y*ml")))
         raise RecipeError(
-            f"there is no such recipe{near}",
+            f"it cannot be read (no such file){near}",
             where=str(path),
             fix="Correct the path, or write a recipe with `optimize init`.",
         )

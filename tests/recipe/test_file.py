@@ -486,4 +486,4 @@ def test_a_value_of_several_forms_is_refused_once_and_without_the_forms(tmp_path
 def test_a_missing_recipe_names_the_nearest_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "minilm-int8.yaml").write_text("name: a\n")
     with pytest.raises(RecipeError, match=r'did you mean "minilm-int8.yaml"'):
-        read(tmp_path / "minilm-int.yaml")
+        recipe_file.read(tmp_path / "minilm-int.yaml")
