@@ -31,7 +31,7 @@ class MappedTensor(ir.ExternalTensor):
     """External weight of an ONNX file that maps the file once for all weights of the model.
 
     onnx_ir maps the complete file for each weight. To free one page the kernel visits every mapping
-    that covers it: with 300 of them and little memory, 95 % of the ledger's processor time.
+    that covers it. With 300 of them and little memory this took 95 % of the processor time.
 
     files: {path: mapping}, shared by the weights of a model
     """

@@ -31,8 +31,8 @@ class Scratch:
         self._local = threading.local()
 
     def widen(self, stored: Tensor) -> Tensor:
-        """Convert a weight, or a view of it, to float32. The result of a dense one is overwritten
-        by this thread's next call."""
+        """Convert a weight, or a view of it, to float32. This thread's next call may overwrite the
+        result."""
         if not stored.is_contiguous():  # a linear module multiplies by the transpose
             return self.widen(stored.mT).mT if stored.mT.is_contiguous() else stored.float()
         memory = getattr(self._local, "memory", None)
@@ -112,8 +112,8 @@ class WidenedTensor(Tensor):
 
 
 def _is_view(func: Any) -> bool:
-    """Return True for an operation that selects or reorders values of a half-precision weight; one
-    that reads its bytes as another type is none."""
+    """Return True for an operation that selects or reorders values of a half-precision weight,
+    False for one that reads its bytes as another type."""
     if func == torch.ops.aten.view.dtype:
         return False
     return any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
@@ -127,7 +127,7 @@ def map_weight(tensor: Tensor, scratch: Scratch, folder: Path | None = None) -> 
     """
     if tensor.nbytes >= SMALLEST and tensor.dtype == torch.float32:
         for half in (torch.bfloat16, torch.float16):
-            if not torch.equal(tensor[0].to(half).float(), tensor[0]):  # nearly all that need more
+            if not torch.equal(tensor[0].to(half).float(), tensor[0]):  # most fail here already
                 continue
             stored = tensor.to(half)
             if torch.equal(stored.float(), tensor):
