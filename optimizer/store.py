@@ -53,11 +53,12 @@ NARROWEST = 32
 
 
 class CompressedShapes(dict[str, tuple[int, ...]]):
-    """Shapes of a model's tensors, and which weights compress will store as integers.
+    """Shapes of a compressed model's tensors, {tensor: shape}, predicted before compress runs.
 
-    integers: {weight: (shape, bytes per value, scales included)}; a tied head has no shape of its
-        own and stands under "head"
-    before: shapes of the model that was compressed
+    integers: {weight that compress stores as integers: (shape, bytes per value, scales included)}.
+        The integers of a head tied to the embedding are under "head": a checkpoint has no tensor
+        for them
+    before: shapes of the model before compress
     """
 
     def __init__(

@@ -64,8 +64,13 @@ def fake_quantize(x: Tensor, covered: Range, mode: Activations = "tensor") -> Te
 
 
 def find_largest_values(x: Tensor, mode: Activations) -> Tensor:
-    """Largest magnitude of the values of x (..., features) that share a scale in a mode of
-    PER_TOKEN: (..., 1), or (..., features) where a row has several."""
+    """Compute the largest magnitude of the values of x (..., features) that share a scale.
+
+    mode: one of PER_TOKEN
+
+    Returns (..., 1) where a token has one scale; (..., features) where each group of its features
+    has one, repeated for every feature of the group.
+    """
     if mode != "float8 group":
         return x.abs().amax(-1, keepdim=True)
     largest: Tensor = x.unflatten(-1, (-1, BLOCK)).abs().amax(-1)

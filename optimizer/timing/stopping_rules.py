@@ -75,7 +75,7 @@ class QuantileQuestion:
         return max(iterations, math.ceil(fewest(self.percent, confidence) / self.per_round))
 
     def counts(self, samples: int) -> dict[str, float]:
-        """Return {"rounds"} of a number of samples, for the report."""
+        """Return the report's counts for a number of samples: one round each."""
         return {"rounds": samples}
 
     def middle(self, samples: Sequence[float]) -> float:

@@ -166,7 +166,7 @@ def order_rows(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _same(weights: Mapping[str, QTensor], one: str, other: str) -> bool:
-    """Test for the GGUF file that two parameters are quantized in `weights` with equal schemes,
-    integers and scales, as tied ones must be."""
+    """Return True where two parameters are quantized with equal schemes, integers and scales. Those
+    of tied parameters must be equal, because a GGUF file holds them once."""
     a, b = weights.get(one), weights.get(other)
     return a is not None and b is not None and a.scheme == b.scheme and are_equal(a, b)

@@ -116,8 +116,8 @@ class _Pooling:
         return self._at(self._insert("ArgMax", [places], axis=1, keepdims=0))
 
     def _at(self, index: ir.Value) -> ir.Value:
-        """Insert into the lowered graph a Gather of the hidden state of one token of each text.
-        index: its number, int64 [batch, 1]"""
+        """Insert into the lowered graph a Gather of the hidden state of one token of each text, and
+        return its output [batch, width]. index: position of the token, int64 [batch, 1]"""
         return self._insert("GatherND", [self.hidden, index], batch_dims=1)
 
     def _place(self) -> ir.Value:

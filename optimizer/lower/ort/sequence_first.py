@@ -216,8 +216,8 @@ def _rank(value: ir.Value, ranks: Ranks) -> int | None:
 
 
 def _tokenwise(node: ir.Node, ranks: Ranks) -> bool:
-    """Test, to move the sequence first, that `node` computes each token of [batch, sequence, width]
-    alone."""
+    """Return True where `node` computes each token of [batch, sequence, width] from that token
+    alone, and so gives the same values with the axes [sequence, batch, width]."""
     inputs = [v for v in node.inputs if v is not None]
     if node.op_type not in TOKENWISE or node.domain or len(node.outputs) != 1:
         return False

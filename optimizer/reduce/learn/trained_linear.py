@@ -130,8 +130,8 @@ class Trained:
 
     @property
     def state(self) -> CompressedState:
-        """Return the compressed state as qat trained it so far, on the CPU. Its `replaced` is
-        empty, because `values` returns the folded float values."""
+        """Return the compressed state as qat trained it so far, on the CPU, without replaced float
+        parameters: their trained values are in `values`."""
         weights = {weight_name(m): linear.quantized for m, linear in self.linears.items()}
         ranges = {input_name(m): r for m, linear in self.linears.items() if (r := linear.covered)}
         return CompressedState(

@@ -73,8 +73,8 @@ def read_baseline(folder: Path, every: Sequence[Sample], rows: Sequence[Sample])
 
 
 def probe_rows(folder: Path, train: Sequence[Sample] | None) -> answers.Train | None:
-    """Return the search's rows that a probe is fitted to, with the float model's answers; None for
-    another metric.
+    """Return the training rows and the float model's answers to them, to which the classifier of
+    metric probe_accuracy is fitted; None where the search has another metric.
 
     folder: folder of this stage
     train: rows of validate.train, as `read_rows` returned them

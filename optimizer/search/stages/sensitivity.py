@@ -82,14 +82,14 @@ def predict_seconds(section: Compression, base: Path) -> float:
     selection = select(source, section.quantize)
     batches = calibration.make_batches(section, base)
     with source.filled():
-        network = _open(source, batches, section, selection)
+        network = open_network(source, batches, section, selection)
         first, *others = selection.quantized
         started = time.monotonic()
         network.error([first])
         return (1 + len(others)) * (time.monotonic() - started)
 
 
-def _open(
+def open_network(
     source: ModelSource, batches: Sequence[Batch], section: Compression, selection: Selection
 ) -> Network:
     inputs = sample_evenly(split_batches(batches), SAMPLES)
@@ -100,7 +100,7 @@ def _measured(
     source: ModelSource, batches: Sequence[Batch], section: Compression, selection: Selection
 ) -> dict[str, Any]:
     with source.filled():
-        errors = _open(source, batches, section, selection).errors_alone()
+        errors = open_network(source, batches, section, selection).errors_alone()
         linears = source.linears(selection.quantized)
         return {
             name: {"error": error, "weights": linears[name].weight.numel()}

@@ -29,10 +29,13 @@ OF_CACHES = Activations(type="float8")
 def choose_ranges(
     group: BlockGroup, activations: Activations, factors: Mapping[str, Tensor]
 ) -> dict[str, Range]:
-    """Choose the range of each input of a quantized module, or of a residual Add (a summand), over
-    all uses of a block. Returns {module or summand: range}; those that read one tensor share it.
+    """Choose the activation ranges of a group of blocks from its calibration inputs. A block that
+    the model uses several times gets one range per input for all uses.
 
-    factors: {module: factor (in,) of its input}
+    factors: {module: factors (in,) that smoothing multiplies its input by}
+
+    Returns {quantized module, or input of a residual Add: range}; those that read one tensor share
+    it.
     """
     leader = walk.find_all_sharing(group, "its range is unknown")
     probabilities = {name for name in leader.values() if is_probabilities(name)}

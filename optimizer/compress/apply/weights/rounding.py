@@ -242,8 +242,8 @@ def compress_weights(
 
 
 def uses_float_target(quantize: Quantize, sparsity: Sparsity | None) -> bool:
-    """Return True where pruned or rounded weights aim at the float model's output at the same
-    place."""
+    """Return True where weights are rounded or pruned to reproduce their module's output in the
+    float model; False where they reproduce that of the module on inputs from compressed blocks."""
     if quantize.leaves_float:
         return sparsity is not None and sparsity.float_target
     return quantize.aims_at_float(quantize.block_rounding)

@@ -54,10 +54,11 @@ AT_ONCE = 2  # runs in threads, each with the activations of a batch
 
 @dataclass(frozen=True)
 class RoundedModel:
-    """A model whose operations are rounded at random in correct runs.
+    """A model with what is needed to simulate correct runs of it, which differ by rounding alone.
 
     model: the model, which stays unchanged
-    modules: names of its linear modules, which a graph multiplies by, and QuantInputs
+    modules: names of the modules that a graph computes as one product (linear modules), and of its
+        QuantInputs
     arithmetic: roundoff of its operations
     """
 

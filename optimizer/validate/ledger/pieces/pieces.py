@@ -268,8 +268,9 @@ def _quantizer_piece(module: str, judged: list[Judgement], worst: Element | None
 def _inputs(
     uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace], linear: Callable[[str], Linear]
 ) -> Iterator[tuple[dict[str, Array], bool]]:
-    """Yield ({input: array}, True) of every trace, then ({input: array}, False) of each quantizer's
-    probes."""
+    """Yield the inputs on which quantizers are judged: ({input: array}, True) for every trace, of
+    which values near a tie are counted; then ({input: array}, False) with the probes of each
+    quantizer (quantizer.list_probes)."""
     for trace in (t for t in traces if not t.past):  # a continuation has the same tokens
         yield {e.input: trace.inputs[key] for e, key in uses}, True
     probes: dict[str, list[Array]] = {}

@@ -45,7 +45,7 @@ def build(
     timing_cache: Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Build by TensorRT `engine` from `onnx` and return its description (see `_describe`).
+    """Build a TensorRT engine from an ONNX file and return its description (see `_describe`).
 
     shapes: {dynamic axis in the ONNX: [min, opt, max]}; a list of them gives one profile each.
     product: a key of products.PRODUCTS.
