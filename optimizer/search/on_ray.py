@@ -5,6 +5,11 @@ nothing else runs. So the whole search is one task, with all processors of its n
 is a folder that the nodes share, or a bucket. The task of a node that dies starts again on another
 one, and finds the steps that were finished.
 
+Other nodes may make candidates ahead: each takes every n-th candidate through compress, export and
+lower, whose keys do not name the machine, and the search finds these steps in the store. The search
+waits for a step that another node is making, and for nothing else of them. It alone judges and
+times, and decides which candidates are tried.
+
 The keys of answers and times name the kind of machine (Machine.key): a search that continues on
 another kind judges and times all candidates again there.
 """
@@ -31,7 +36,7 @@ from optimizer.shared_store import Root, SharedStore
 if TYPE_CHECKING:
     from optimizer.search.search import Result, Table
 
-OPTION = "--ray-resource"
+OPTION, AHEAD = "--ray-resource", "--ray-ahead"
 SETTINGS = {**library_settings.ENVIRONMENT, library_settings.PROGRESS_BARS: "1"}
 ELSEWHERE = (
     "Give --store a folder that every node mounts under the same path (NFS, Lustre, EFS, "
@@ -44,7 +49,11 @@ Mark = Path | tuple[SharedStore, bytes]
 
 
 def run(
-    recipe: Recipe, store: Root, times: Table | None = None, resources: Sequence[str] = ()
+    recipe: Recipe,
+    store: Root,
+    times: Table | None = None,
+    resources: Sequence[str] = (),
+    ahead: Sequence[str] = (),
 ) -> Result:
     """Search on the Ray cluster that RAY_ADDRESS names, or on this machine's.
 
@@ -52,6 +61,7 @@ def run(
     times: table of another machine's times, and the key that must have signed it; its files are
         read on the node
     resources: names that the search's node must all have, such as accelerator_type:H100
+    ahead: names that the nodes must all have that make candidates ahead; none: no node does
 
     Raises MachineError without Ray, a cluster, a node with the resources, or a shared store, and
     where the search's process ends again and again; and the errors of search.run.
@@ -59,9 +69,11 @@ def run(
     ray = _package()
     with redirect_stdout(sys.stderr), _connected(ray), _mark(store) as mark:
         nodes = _admitted(ray, resources)
-        _check_nodes(ray, nodes, mark)
+        makers = _find_makers(ray, nodes, ahead)
+        _check_nodes(ray, [*nodes, *makers], mark)
         table = None if times is None else tuple(p and p.resolve() for p in times)
-        outcome = _until_done(ray, _task(ray, nodes, resources), store, (recipe, mark, table))
+        with _making_ahead(ray, makers, recipe, mark):
+            outcome = _until_done(ray, _task(ray, nodes, resources), store, (recipe, mark, table))
     if isinstance(outcome, ExplainedError):
         raise outcome
     result: Result = outcome
@@ -125,9 +137,11 @@ def _mark(store: Root) -> Iterator[Mark]:
         mark.unlink(missing_ok=True)
 
 
-def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
+def _admitted(ray: Any, resources: Sequence[str], option: str = OPTION) -> list[Node]:
     """Return the cluster's living nodes for a search, that have all `resources`, by default a
     processor.
+
+    option: command-line option that names the resources
 
     Raises MachineError if no node has them.
     """
@@ -144,14 +158,36 @@ def _admitted(ray: Any, resources: Sequence[str]) -> list[Node]:
         named = "target" if names[-1] in MEMORY else names[-1]
         raise MachineError(
             f"no node of the Ray cluster has {' and '.join(map(repr, names))}{near}",
-            where=f"command line: {OPTION}",
+            where=f"command line: {option}",
             accepted="; ".join(
                 f"{_name(node)}: " + (", ".join(_resources(node)) or "nothing") for node in nodes
             ),
-            fix="Name a resource of the node that is to time, or start one with it: ray start "
+            fix="Name a resource of such a node, or start one with it: ray start "
             f"--address=HEAD:6379 --resources='{{\"{named}\": 1}}'.",
         )
     return admitted
+
+
+def _find_makers(ray: Any, nodes: Sequence[Node], ahead: Sequence[str]) -> list[Node]:
+    """Return the nodes that make candidates ahead of the search: those with all resources `ahead`
+    on which the search itself cannot run.
+
+    nodes: nodes on which the search may run
+
+    Raises MachineError if there is none.
+    """
+    if not ahead:
+        return []
+    busy = {node["NodeID"] for node in nodes}
+    makers = [n for n in _admitted(ray, ahead, AHEAD) if n["NodeID"] not in busy]
+    if not makers:
+        raise MachineError(
+            f"every node with {' and '.join(map(repr, ahead))} is one on which the search may run, "
+            "where nothing else may disturb its times",
+            where=f"command line: {AHEAD}",
+            fix=f"Name the nodes that time with {OPTION}, by a resource that the others lack.",
+        )
+    return makers
 
 
 def _resources(node: Node) -> list[str]:
@@ -262,6 +298,57 @@ def _search(recipe: Recipe, mark: Mark, times: Table | None) -> Result | Explain
         if explained := explain_system_error(e):
             return explained
         raise
+
+
+@contextmanager
+def _making_ahead(ray: Any, makers: Sequence[Node], recipe: Recipe, mark: Mark) -> Iterator[None]:
+    """Let each of `makers` make its share of the search's candidates ahead during the `with`.
+
+    The search makes the candidates of one that fails or dies itself.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    tasks = []
+    for number, node in enumerate(makers):
+        options = {
+            "name": "search, ahead",
+            "num_cpus": node["Resources"].get("CPU", 0),
+            "num_gpus": node["Resources"].get("GPU", 0),
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+            "max_retries": 0,
+            "runtime_env": {"env_vars": SETTINGS},
+        }
+        task = ray.remote(_make_share).options(**options)
+        tasks.append(task.remote(recipe, mark, number, len(makers)))
+    if makers:
+        say(f"search: {len(makers)} nodes make candidates ahead ({', '.join(map(_name, makers))})")
+    try:
+        yield
+    finally:
+        for task in tasks:  # what a node has not finished is not needed any more
+            ray.cancel(task, force=True)
+
+
+def _make_share(recipe: Recipe, mark: Mark, number: int, of: int) -> int:
+    """Make every `of`-th candidate of the search, from `number`, ahead of it on this Ray node;
+    return how many.
+
+    The order is that of the search before any result: candidates without a share in higher
+    precision first, which need no measurement of modules.
+    """
+    from optimizer.search import candidates
+    from optimizer.search.workbench import Workbench, explain_refusal
+
+    space = sorted(candidates.list_candidates(recipe), key=lambda candidate: candidate.finer)
+    bench, finished = Workbench(recipe, _store_of(mark), space[0]), 0
+    bench.load()
+    for candidate in space[number::of]:
+        try:
+            bench.make(candidate)
+            finished += 1
+        except Exception as e:  # the search has the same error, and reports it
+            explain_refusal(candidate.label(recipe), e)
+    return finished
 
 
 def _until_done(ray: Any, task: Any, store: Root, arguments: tuple[Any, ...]) -> Any:

@@ -80,10 +80,14 @@ class Workbench:
         """Error probability of the search's tests: 1 - validate.confidence."""
         return 1 - self.recipe.validate_.confidence
 
+    def load(self) -> None:
+        """Load the searched model."""
+        self._base = self._steps(derive_recipe(self.recipe, self.first), "load")["load"]
+
     def prepare(self) -> Step:
         """Load the searched model, and answer the evaluation set with it; return the step of the
         answers."""
-        self._base = self._steps(derive_recipe(self.recipe, self.first), "load")["load"]
+        self.load()
         target = self.recipe.targets[self.first.target].without_on_fail
         validation = self.recipe.validation(target)
         self._answered = self._store().step(answered.STAGE, validation, self._base)
@@ -111,6 +115,13 @@ class Workbench:
     def kept(self, candidate: Candidate) -> tuple[str, ...]:
         """Return the modules that a candidate keeps in higher precision, once they are measured."""
         return choose_kept_modules(self.sensitivities, candidate.finer)
+
+    def make(self, candidate: Candidate) -> None:
+        """Make the model of a search's candidate up to stage lower, the modules measured first
+        where it keeps some in higher precision. Raises the errors of its stages."""
+        if candidate.finer and not self.sensitivities:
+            self.measure_modules()
+        self._steps(derive_recipe(self.recipe, candidate, self.kept(candidate)), "lower")
 
     def build(self, candidate: Candidate) -> BuiltCandidate:
         """Build the model of a search's candidate, or return it if it was built before.

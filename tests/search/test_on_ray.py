@@ -20,6 +20,7 @@ from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.search import on_ray, search
 from optimizer.shared_store import SharedStore, folder_of
+from optimizer.store import MADE_FROM
 from tests.publish.servers import s3_server
 from tests.search.test_search import write
 
@@ -102,6 +103,48 @@ def test_a_search_whose_node_is_killed_ends_with_the_same_pareto_set(
 
 
 @pytest.mark.slow
+def test_candidates_that_another_node_made_ahead_are_not_made_again(
+    cluster: Any,
+    tmp_path: Path,
+    recipe: Recipe,
+    alone: search.Result,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import ray
+
+    node = cluster.add_node(**{**NODE, "resources": {"worker": 1}})
+    nodes = on_ray._admitted(ray, ["target"])
+    makers = on_ray._find_makers(ray, nodes, ["worker"])
+    with on_ray._mark(tmp_path) as mark, on_ray._making_ahead(ray, makers, recipe, mark):
+        deadline = time.monotonic() + 300
+        while len(list(tmp_path.glob(f"lower/*[!l]/{MADE_FROM}"))) < len(alone.trials):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    cluster.remove_node(node)
+    capsys.readouterr()
+    assert search.run(recipe, tmp_path).trials == alone.trials
+    made = capsys.readouterr().err
+    assert "judged: running" in made
+    assert "compress: running" not in made
+    with pytest.raises(MachineError, match=r"every node with 'target' is one on which the search"):
+        on_ray._find_makers(ray, nodes, ["target"])
+
+
+@pytest.mark.slow
+def test_each_node_makes_its_share_of_the_candidates_modules_in_float_included(
+    tmp_path: Path, tiny_bert: Path
+) -> None:
+    over = ["search.over={method: [rtn], precision: per_module}"]
+    recipe = recipe_file.read(write(tmp_path, tiny_bert), over)
+    store = tmp_path / "store"
+    with on_ray._mark(store) as mark:
+        shares = [on_ray._make_share(recipe, mark, number, 4) for number in range(4)]
+    assert shares == [2, 2, 1, 1]  # six shares of weights in float
+    stages = {file.parent.parent.name for file in store.glob(f"*/*/{MADE_FROM}")}
+    assert stages == {"load", "compress", "export", "lower", "sensitivity"}
+
+
+@pytest.mark.slow
 def test_a_resource_that_no_node_has_is_refused_with_those_of_the_nodes(
     cluster: Any, tmp_path: Path, tiny_bert: Path
 ) -> None:
@@ -145,7 +188,8 @@ def test_without_ray_it_says_what_to_install(
     assert "pip install 'optimize-toolchain[ray]'" in done.output
 
 
-def test_a_resource_without_a_cluster_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["search", str(tmp_path), "--ray-resource", "target"])
+@pytest.mark.parametrize("option", ["--ray-resource", "--ray-ahead"])
+def test_a_resource_without_a_cluster_is_refused(tmp_path: Path, option: str) -> None:
+    done = CliRunner().invoke(main, ["search", str(tmp_path), option, "target"])
     assert done.exit_code == 2
-    assert "--ray-resource is for --on ray" in done.output
+    assert f"{option} is for --on ray" in done.output

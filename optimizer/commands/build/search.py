@@ -44,6 +44,14 @@ from optimizer.shared_store import Root
     help="Resource of Ray that the node must have which makes and times the candidates, such as "
     "accelerator_type:H100; repeatable.  [default: CPU]",
 )
+@click.option(
+    "--ray-ahead",
+    "ahead",
+    multiple=True,
+    metavar="NAME",
+    help="Resource of Ray of further nodes, which make candidates ahead of the search: it then "
+    "finds them in the store; repeatable.  [default: no node does]",
+)
 @with_price(
     "Price of the machine that answers, for the cost of a million answers, or tokens, of each "
     "candidate."
@@ -59,6 +67,7 @@ def search(
     times: TableFile | None,
     on: str | None,
     resources: tuple[str, ...],
+    ahead: tuple[str, ...],
     price: float | None,
     artifacts: Path,
 ) -> None:
@@ -74,6 +83,7 @@ def search(
       optimize search recipes/minilm-int8.yaml --set search={}
       optimize search my.yaml --out my.fast.yaml --set search.budget.hours=0.5
       optimize search my.yaml --on ray --ray-resource jetson --store /nfs/store
+      optimize search my.yaml --on ray --ray-resource target --ray-ahead worker --store s3://b/p
 
     \b
     Exit code: 0 a candidate was found, perhaps the recipe itself; 3 nothing keeps the margin;
@@ -85,8 +95,9 @@ def search(
     from optimizer.search import chosen_recipe, on_ray, report
     from optimizer.search import search as searching
 
-    if resources and on is None:
-        raise click.UsageError("--ray-resource is for --on ray.")
+    if (resources or ahead) and on is None:
+        option = on_ray.OPTION if resources else on_ray.AHEAD
+        raise click.UsageError(f"{option} is for --on ray.")
     out = out or recipe.with_name(f"{recipe.stem}.found.yaml")
     chosen_recipe.check_place(recipe, out)
     resolved, lines = checks.read(recipe, overrides, fetch=True, until="validate")
@@ -108,7 +119,7 @@ def search(
         result = (
             searching.run(resolved, store, times=times)
             if on is None
-            else on_ray.run(resolved, store, times, resources)
+            else on_ray.run(resolved, store, times, resources, ahead)
         )
     result = replace(result, price=price)
     document = report.build_document(result, out if result.chosen else None, home / "report.html")
