@@ -12,7 +12,7 @@ from tests.hostile.cases import COMMANDS, Case, command, ended, make
 from tests.hostile.written import bundles
 from tests.package.bundles import small_bundle
 
-SAMPLE = 700
+SAMPLE = 500
 
 
 def bad(cases: list[Case]) -> dict[str, str]:
