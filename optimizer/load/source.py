@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath
 
 from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.foundation.reading import JSON_BYTES, check_regular, quote_error, reading
-from optimizer.harness.tasks.embeddings import feature_extraction
 from optimizer.load.config.modules_json import TRANSFORMER_CONFIGS
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
@@ -153,16 +152,6 @@ def is_local(name: str, base: str = "") -> bool:
     expand_path."""
     exists = name.startswith(PACKAGE) or expand_path(name, base).exists()
     return exists or not HUB_ID.fullmatch(name)
-
-
-def find_local_folder(name: str) -> Path | None:
-    """The folder of a source on this machine; None for a hub id. Raises CheckpointError for a
-    folder without config.json, MachineError when a package is not installed."""
-    if not is_local(name):
-        return None
-    folder = resolve(Model(source=name, task=feature_extraction.TASK.name)).folder
-    read_json(folder / "config.json")
-    return folder
 
 
 def _on_hub(section: Model, patterns: list[str]) -> Source:

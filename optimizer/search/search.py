@@ -435,7 +435,7 @@ def _confirm_best(
         try:
             with progress.watch(f"confirming {trial.label}", budget, predicted):
                 return _confirm(bench, trial, alpha, raced, trials[0].outcome == "kept", progress)
-        except Exception as e:  # such as LedgerError, with which validate ends
+        except Exception as e:  # such as LedgerError, with which export ends
             return "fail", explain_refusal(trial.label, e)
 
     ordered = order_for_confirmation(

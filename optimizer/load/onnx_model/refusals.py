@@ -26,7 +26,6 @@ RANDOM = (
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
     *("Bernoulli", "Multinomial"),
 )
-FLOAT = TensorProto.FLOAT
 UNREAD = (TensorProto.BFLOAT16, TensorProto.DOUBLE)
 OPSETS = range(7, 25)
 

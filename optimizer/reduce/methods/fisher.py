@@ -11,15 +11,6 @@ import torch
 from torch import Tensor
 
 
-def measure_importance(gradients: Tensor) -> Tensor:
-    """Measure the importance of each unit that may be removed, (units,): the diagonal of the Fisher
-    information F.
-
-    gradients: (texts, units)
-    """
-    return gradients.double().square().mean(0)
-
-
 def choose(gradients: Tensor, keep: int) -> Tensor:
     """Return the units to keep, (keep,), ascending. They start as those with the largest diagonal
     and are then exchanged in pairs while z^T F z falls (the paper's mask rearrangement, with the

@@ -26,12 +26,12 @@ and the reason. Called by the validate stage.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from optimizer import targets
-from optimizer.foundation.errors import LedgerError, MachineError, OptimizeError
+from optimizer.foundation.errors import MachineError, OptimizeError
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.progress import bar, overdue, say
 from optimizer.foundation.references import resolve
@@ -39,7 +39,6 @@ from optimizer.harness import errors as harness
 from optimizer.harness import tasks
 from optimizer.targets.missing_packages import explain_unjudged
 from optimizer.validate.ledger import hops
-from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.ledger.entry import LedgerEntry
 from optimizer.validate.ledger.laws.decoder import cache_laws, generation_laws
 from optimizer.validate.ledger.laws.reduce import structure_laws, student_laws, training_laws
@@ -162,22 +161,3 @@ def run_hop(hop: Hop, materials: Materials) -> LedgerEntry:
         raise
     except (OptimizeError, harness.HarnessError) as e:
         return LedgerEntry(hop.__name__, "", None, None, False, "it could not be run", (str(e),))
-
-
-def check(entries: Sequence[LedgerEntry]) -> None:
-    """Raise LedgerError for the first hop whose distance exceeds its limit; return where there is
-    none."""
-    for entry in entries:
-        if entry.ok is False:
-            raise LedgerError(
-                entry.problems[0] if entry.problems else "beyond its limit",
-                where=f"ledger: {entry.hop}",
-                accepted=_accepted(entry),
-            )
-
-
-def _accepted(entry: LedgerEntry) -> str:
-    if entry.tolerance is None or entry.reached is None:
-        return ""
-    _, limit = write_breach(entry.reached, entry.tolerance)
-    return f"relative L2 up to {limit} from {entry.start}"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from optimizer.foundation import errors
-from optimizer.foundation.errors import LedgerError
 from optimizer.harness import errors as harness_errors
 from optimizer.lower.onnx.graph_constants import read_input_quantizations
 from optimizer.validate.ledger import hops, ledger
@@ -25,7 +24,6 @@ HOPS = [hop.__name__ for hop in ledger.HOPS]
 def assert_clean(entries: list[LedgerEntry]) -> None:
     assert [e.hop for e in entries] == HOPS
     assert [(e.hop, e.problems) for e in entries if e.ok is not True] == []
-    ledger.check(entries)
 
 
 def test_a_clean_run_raises_nothing(runs: dict[str, Run]) -> None:
@@ -140,8 +138,7 @@ def test_a_hop_that_cannot_be_carried_out_is_a_hop_that_failed(
     run = runs["w8"].copy(tmp_path)
     (run.folder("model") / "model.onnx").write_bytes(b"not a model")
     entries = ledger.run(run.materials())
-    with pytest.raises(LedgerError, match="ledger: lower"):
-        ledger.check(entries)
+    assert next(e.hop for e in entries if e.ok is False) == "lower"
 
 
 @pytest.mark.parametrize("kind", [errors.MachineError, harness_errors.MachineError])

@@ -160,11 +160,6 @@ class OrtRunner(Closing):
         return self._steps is not None
 
     @property
-    def divided(self) -> bool:
-        """Return True if ONNX Runtime's large batches are divided among threads by rows."""
-        return self._divided is not None
-
-    @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
         return {name: dtype for name, (dtype, _) in self._inputs.items()}
 

@@ -239,4 +239,4 @@ def test_a_recipe_can_refuse_the_second_copy_of_the_weights(divide: bool, tmp_pa
     runner = shop.open({**engine, "fit": fit(section)}, "load", THREADS)
     assert isinstance(runner, OrtRunner)
     with runner:
-        assert runner.divided is divide
+        assert (runner._divided is not None) is divide
