@@ -57,11 +57,3 @@ def choose_damping(hessian: Tensor, kept: Tensor) -> float:
     if not mean > 0:
         raise ValueError("the sums over tokens are zero: this layer had no input")
     return DAMPING * mean
-
-
-def output_error(kept_weight: Tensor, weight: Tensor, hessian: Tensor, kept: Tensor) -> float:
-    """Measure the error of a layer that lost inputs: the sum over tokens of |V x_k - W x|^2, both
-    on the inputs x that `hessian` was summed over."""
-    difference = -weight.double()
-    difference[:, kept] += kept_weight.double()
-    return float(((difference @ hessian.double()) * difference).sum())

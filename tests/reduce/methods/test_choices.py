@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from optimizer.reduce.methods import fisher, least_squares, magnitude, second_order
-from optimizer.reduce.methods.least_squares import output_error, solve_factors, solve_weights
+from optimizer.reduce.methods.least_squares import solve_factors, solve_weights
 from tests.conftest import heavy_tailed
 
 UNITS, OUT, TOKENS, KEEP = 48, 24, 600, 32
@@ -20,6 +20,13 @@ def layer(seed: int) -> tuple[Tensor, Tensor]:
         (TOKENS, UNITS), seed + 2, 0.3
     )
     return heavy_tailed((OUT, UNITS), seed + 3, 1.0), x.relu()
+
+
+def output_error(kept_weight: Tensor, weight: Tensor, hessian: Tensor, kept: Tensor) -> float:
+    """The sum over tokens of |V x_k - W x|^2, on the inputs x that `hessian` was summed over."""
+    difference = -weight.double()
+    difference[:, kept] += kept_weight.double()
+    return float(((difference @ hessian.double()) * difference).sum())
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -92,9 +92,3 @@ def aim_at_float(W: Tensor, factor: Factorization, order: Tensor, P: Tensor | No
     for columns, rows in zip(P.split(PART, 1), W.split(PART), strict=True):
         columns.add_(rows.T[order])
     return P
-
-
-def output_error(E: Tensor, H: Tensor) -> float:
-    """Return tr E H E^T of a weight's error E (out, in), the squared output error over the tokens
-    that H (in, in) sums up."""
-    return float(((E @ H) * E).double().sum())

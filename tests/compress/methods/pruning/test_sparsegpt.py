@@ -15,7 +15,6 @@ from optimizer.compress.methods.pruning.support import (
 )
 from optimizer.compress.methods.pruning.wanda import wanda
 from optimizer.compress.methods.weights.gptq import gptq, gptq_on_support
-from optimizer.compress.methods.weights.hessian import output_error
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.sections.method_options import SparsegptOptions
@@ -86,7 +85,7 @@ def test_more_rounds_never_raise_the_error(pattern: Pattern) -> None:
     weight, hessian = layer(seed=6)
 
     def error(made: PrunedMatrix) -> float:
-        return output_error(weight - made.values, damped(hessian))
+        return loss(weight, made.values, damped(hessian))
 
     errors = [
         error(sparsegpt(weight, hessian, pattern, SparsegptOptions(sweeps=n))) for n in (0, 1, 3)

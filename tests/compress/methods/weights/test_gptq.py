@@ -11,7 +11,6 @@ from optimizer.compress.methods.weights.factorization import Factorization, fact
 from optimizer.compress.methods.weights.gptq import RoundedMatrix, gptq
 from optimizer.compress.methods.weights.hessian import (
     aim_at_float,
-    output_error,
     weigh_first_tokens,
     weigh_tokens,
 )
@@ -190,9 +189,7 @@ def test_more_sweeps_never_raise_the_error() -> None:
     scheme = Scheme(3, True, "group", 32)
     matrix = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian))
     errors = [
-        output_error(
-            weight - with_constant("SWEEPS", n, weight, hessian, scheme).q.dequantize(), matrix
-        )
+        loss(weight, with_constant("SWEEPS", n, weight, hessian, scheme).q.dequantize(), matrix)
         for n in range(4)
     ]
     assert errors == sorted(errors, reverse=True)
