@@ -36,14 +36,12 @@ class DriftResult:
 
     distance: distance of the two histograms, 0 to 1
     p: probability of a distance at least as large if both samples have one distribution
-    critical: distance beyond which a difference is significant
-    needed: observations of the first sample at which `critical` would be `least`; None if the
-        second sample is too small for any number
+    needed: observations of the first sample at which a difference of `least` would be significant;
+        None if the second sample is too small for any number
     """
 
     distance: float
     p: float
-    critical: float
     verdict: Verdict
     needed: int | None
 
@@ -80,7 +78,7 @@ def compare(
     elif critical > least or sizes.min() < fewest(alpha, least):
         verdict = "inconclusive"
     needed = None if sizes[1] < fewest(alpha, least) else _needed(critical, sizes, least)
-    return DriftResult(distance, p, critical, verdict, needed and max(needed, fewest(alpha, least)))
+    return DriftResult(distance, p, verdict, needed and max(needed, fewest(alpha, least)))
 
 
 def fewest(alpha: float, least: float) -> int:

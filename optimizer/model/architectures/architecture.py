@@ -52,4 +52,4 @@ def _as_configured(row: Family, fields: Mapping[str, Any]) -> Family:
         for pair in row.smooth
         if (before or pair.producer not in norms) and (relu or pair.producer != "fc1")
     )
-    return replace(row, smooth=smooth, pre_norm=before, final_norm=row.final_norm if before else "")
+    return replace(row, smooth=smooth, final_norm=row.final_norm if before else "")

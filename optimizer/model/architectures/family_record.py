@@ -47,7 +47,6 @@ class Family:
     linears: tuple[str, ...]
     smooth: tuple[SmoothPair, ...]
     equalized: tuple[SmoothPair, ...] = ()  # layers of an ONNX graph
-    pre_norm: bool = False
     shared_blocks: bool = False  # one block is applied several times: walk it once, with all calls
     positions_after_padding: bool = False  # position ids start at pad_token_id + 1
     kind: Literal["encoder", "decoder"] = "encoder"

@@ -28,7 +28,6 @@ _VIT = Family(
         SmoothPair("attention.v_proj", ("attention.o_proj",)),
         SmoothPair("layernorm_after", ("mlp.fc1",)),
     ),
-    pre_norm=True,
     inputs=IMAGE.name,
     stored_as=(
         (".encoder.layer.", ".layers."),
@@ -62,7 +61,6 @@ _CLIP = Family(
         SmoothPair("self_attn.v_proj", ("self_attn.out_proj",)),
         SmoothPair("layer_norm2", ("mlp.fc1",)),
     ),
-    pre_norm=True,
     inputs=IMAGE.name,
 )
 
@@ -184,7 +182,6 @@ _CONVNEXT = Family(
     embeddings="embeddings",
     linears=("pwconv1", "pwconv2"),
     smooth=(SmoothPair("layernorm", ("pwconv1",)),),
-    pre_norm=True,
     inputs=IMAGE.name,
     any_size=True,
 )
@@ -197,7 +194,6 @@ _SWIN = Family(
     embeddings="embeddings",
     linears=(*_VIT.linears, "reduction"),
     smooth=(*_VIT.smooth, SmoothPair("norm", ("reduction",))),
-    pre_norm=True,
     inputs=IMAGE.name,
     any_size=True,
     stored_as=(
@@ -277,7 +273,6 @@ _SEGFORMER = Family(
             SmoothPair(f"{layer}.layernorm_after", (f"{layer}.mlp.fc1",)),
         )
     ),
-    pre_norm=True,
     inputs=IMAGE.name,
     any_size=True,
     batch_norms=BatchNorms((ConvolutionAndNorm("linear_fuse", "batch_norm"),)),

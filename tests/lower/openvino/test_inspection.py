@@ -79,7 +79,7 @@ def test_what_no_kernel_names_is_not_taken_for_integers(tiny: Exported, tmp_path
 
 
 def of_attention(kind: str, *inputs: str) -> Kernel:
-    return Kernel("k", kind, "jit", "i8", ("encoder.layer.0.attention.self/MatMul_1",), inputs)
+    return Kernel("k", kind, "jit", ("encoder.layer.0.attention.self/MatMul_1",), inputs)
 
 
 @pytest.mark.parametrize(

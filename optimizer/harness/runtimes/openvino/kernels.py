@@ -2,7 +2,7 @@
 
 CompiledModel.get_runtime_model() is the graph after all fusions. Each node's rt_info (namespace
 ov::exec_model_info) holds layerType, primitiveType (the kernel, e.g. "brgemm_avx512_i8"),
-runtimePrecision, originalLayersNames (nodes of the file, comma-separated) and outputPrecisions.
+originalLayersNames (nodes of the file, comma-separated) and outputPrecisions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ class Kernel:
 
     kind: layerType
     primitive: primitiveType, the name of the implementation
-    computes: runtimePrecision, e.g. "i8"
     layers: names of the nodes of the file that were fused into it
     inputs: element type of each input, e.g. "i8"
     """
@@ -25,7 +24,6 @@ class Kernel:
     name: str
     kind: str
     primitive: str
-    computes: str
     layers: tuple[str, ...]
     inputs: tuple[str, ...]
 
@@ -46,7 +44,6 @@ def _kernel(node: Any) -> Kernel:
         node.get_friendly_name(),
         text("layerType"),
         text("primitiveType"),
-        text("runtimePrecision").lower(),
         layers,
         tuple(_element_type(i) for i in node.inputs()),
     )
