@@ -407,17 +407,13 @@ class Materials(RunArtifacts):
         return self.in_files(pieces.run_graph(path, traces, self.compared, opener))
 
     def output_distance(
-        self,
-        outputs: Sequence[dict[str, Any]],
-        expected: Sequence[Trace],
-        names: Sequence[str] | None = None,
+        self, outputs: Sequence[dict[str, Any]], expected: Sequence[Trace]
     ) -> Distance:
         """Measure the distance of outputs over the real tokens of every example, and return the
-        worst value of each field over the outputs.
+        worst value of each field over the contract's outputs.
 
         outputs: {name: array} of each run
         expected: trace of each run
-        names: outputs to compare; None: the contract's
 
         An output of length 0 in both is skipped.
         """
@@ -427,5 +423,5 @@ class Materials(RunArtifacts):
                 for f, e in zip(outputs, expected, strict=True)
                 for pair in e.pairs(f[name], e.result[name])
             )
-            for name in names or self.outputs
+            for name in self.outputs
         )

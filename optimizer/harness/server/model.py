@@ -52,11 +52,11 @@ class ServedModel:
     reentrant: True if several batches may run at once
     """
 
-    def __init__(self, bundle: Bundle, limits: RequestLimits, sharing: str = "alone") -> None:
+    def __init__(self, bundle: Bundle, limits: RequestLimits) -> None:
         self.name, self.version = str(bundle.manifest["name"]), str(bundle.manifest["version"])
         self.contract, self.task = bundle.contract, bundle.task
         self.target, self.device = str(bundle.engine["target"]), str(bundle.engine["device"])
-        self.sharing, self.limits = sharing, limits
+        self.sharing, self.limits = "alone", limits
         self.predictor: Predictor = bundle.predictor
         self.threads = bundle.threads
         self.reentrant = bundle.reentrant

@@ -64,9 +64,7 @@ class _Pooling:
         wide = self._insert("Unsqueeze", [inputs[MASK], last])
         self.mask = self._insert("Cast", [wide], to=to_float)
         self.real = self._insert("Cast", [wide], to=int(ir.DataType.BOOL))
-        self.count = self._insert(
-            "Max", [self._over_tokens("ReduceSum", self.mask), self._number("one", 1)]
-        )
+        self.count = self._insert("Max", [self._sum_tokens(self.mask), self._number("one", 1)])
 
     def add(self, contract: Contract, name: str) -> None:
         """Add the output `name` to the lowered graph: pooled, then normalized and shortened as the
@@ -96,9 +94,7 @@ class _Pooling:
 
     def weighted_mean(self) -> ir.Value:
         weights = self._insert("Mul", [self.mask, self._place()])
-        total = self._insert(
-            "Max", [self._over_tokens("ReduceSum", weights), self._number("one", 1)]
-        )
+        total = self._insert("Max", [self._sum_tokens(weights), self._number("one", 1)])
         return self._insert("Div", [self._sum(self._insert("Mul", [self.hidden, weights])), total])
 
     def max(self) -> ir.Value:
@@ -133,11 +129,11 @@ class _Pooling:
         """Insert into the lowered graph the sum of hidden states over the real tokens of each text.
         A padding token's state may be infinite, so it is selected away."""
         real = self._insert("Where", [self.real, values, self._number("zero", 0)])
-        return self._over_tokens("ReduceSum", real)
+        return self._sum_tokens(real)
 
-    def _over_tokens(self, op: str, values: ir.Value) -> ir.Value:
+    def _sum_tokens(self, values: ir.Value) -> ir.Value:
         axis = self._fixed("token_axis", np.array([1], np.int64))
-        return self._insert(op, [values, axis], keepdims=0)
+        return self._insert("ReduceSum", [values, axis], keepdims=0)
 
     def _number(self, name: str, value: float) -> ir.Value:
         return self._fixed(name, np.array(value, np.float32))

@@ -130,8 +130,8 @@ class ReducedCheckpoint:
         return tuple(n for n in range(1, heads.count + 1) if divided % (n * each) == 0)
 
 
-def open_layout(section: Reduction, folder: Path, chosen: Sizes | None = None) -> ReducedCheckpoint:
+def open_layout(section: Reduction, folder: Path) -> ReducedCheckpoint:
     """Open a checkpoint that stage load wrote, to be made smaller. Raises CheckpointError for
     another folder."""
     source = open_source(section.task, folder)
-    return ReducedCheckpoint(folder, section, open_checkpoint(folder), source, chosen)
+    return ReducedCheckpoint(folder, section, open_checkpoint(folder), source)

@@ -102,8 +102,8 @@ def measure(
     if floats.figures:
         measured["floats"] = dict(floats.figures)
     measured["size"] = {
-        "float_bytes": measure_size(m.reference_graph, "model.onnx"),
-        "candidate_bytes": measure_size(m.model, "model.onnx"),
+        "float_bytes": measure_size(m.reference_graph),
+        "candidate_bytes": measure_size(m.model),
     }
     return measured
 
@@ -198,9 +198,10 @@ def make_torch_system(model: nn.Module, contract: Contract, encoder: Any) -> Sys
     )
 
 
-def measure_size(folder: Path, name: str) -> int:
-    """Return the bytes of the timed ONNX model `name` in `folder`, external weights included."""
-    return sum(f.stat().st_size for f in (folder / name, folder / f"{name}.data") if f.is_file())
+def measure_size(folder: Path) -> int:
+    """Return the bytes of the timed ONNX model in `folder`, external weights included."""
+    files = (folder / "model.onnx", folder / "model.onnx.data")
+    return sum(f.stat().st_size for f in files if f.is_file())
 
 
 def measure_peak_memory(

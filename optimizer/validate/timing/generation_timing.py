@@ -163,8 +163,8 @@ def measure(
             for name, file in files.items()
         }
     measured["size"] = {
-        "float_bytes": measure_size(m.reference_graph, "model.onnx"),
-        "candidate_bytes": measure_size(m.model, "model.onnx"),
+        "float_bytes": measure_size(m.reference_graph),
+        "candidate_bytes": measure_size(m.model),
     }
     return measured
 

@@ -70,7 +70,7 @@ def list_unit_choices(pattern: Pattern) -> list[tuple[int, ...]] | None:
 
 
 def rechoose_units(
-    values: Tensor, T: Tensor, D: Tensor, pattern: Pattern, sweeps: int = 1, block: int = 128
+    values: Tensor, T: Tensor, D: Tensor, pattern: Pattern, block: int = 128
 ) -> Tensor:
     """Improve a pruned weight: values (out, in) with the mask and values of each N:M unit chosen
     anew, given all others.
@@ -84,19 +84,18 @@ def rechoose_units(
     values = values.T.contiguous()
     unit, inputs = pattern.of, len(values)
     block = max(unit, block - block % unit)
-    for _ in range(sweeps):
-        slope = D @ (values - T.T)
-        for start in range(0, inputs, block):
-            part = slice(start, min(start + block, inputs))
-            before, local = values[part].clone(), slope[part].clone()
-            for first in range(start, part.stop, unit):
-                u, inner = slice(first, first + unit), slice(first - start, first - start + unit)
-                c = D[u, u] @ values[u] - local[inner]
-                best = _best(c, D[u, u], every)
-                moved = best - values[u]
-                values[u] = best
-                local.addmm_(D[part, u], moved)
-            slope.addmm_(D[:, part], values[part] - before)
+    slope = D @ (values - T.T)
+    for start in range(0, inputs, block):
+        part = slice(start, min(start + block, inputs))
+        before, local = values[part].clone(), slope[part].clone()
+        for first in range(start, part.stop, unit):
+            u, inner = slice(first, first + unit), slice(first - start, first - start + unit)
+            c = D[u, u] @ values[u] - local[inner]
+            best = _best(c, D[u, u], every)
+            moved = best - values[u]
+            values[u] = best
+            local.addmm_(D[part, u], moved)
+        slope.addmm_(D[:, part], values[part] - before)
     return values.T.contiguous()
 
 

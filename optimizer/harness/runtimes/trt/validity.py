@@ -27,12 +27,11 @@ REBUILT = 1 | 2 | 32  # reasons that building on this machine removes
 
 
 @pause_collection()
-def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
+def refuse_invalid(engine: Path | bytes, trt: Any) -> None:
     """Raise an error if TensorRT rejects the engine on this machine.
 
     engine: file, or at least its first bytes
     trt: module of the product
-    where: place of the engine in the error; "" for the file's path
 
     Raises UnopenedError if building the engine again on this machine would help, else MachineError.
     Accepts every engine of a product without this check.
@@ -53,6 +52,6 @@ def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
     kind = MachineError if int(bits) & ~REBUILT else UnopenedError
     raise kind(
         f"the runtime rejects the engine: {'; '.join(reasons) or f'code {int(bits)}'}",
-        where=where or (str(engine) if isinstance(engine, Path) else ""),
+        where=str(engine) if isinstance(engine, Path) else "",
         fix="Use the onnxruntime target of the bundle.",
     )

@@ -86,10 +86,9 @@ class Decoding:
         say: Callable[..., None],
         prefixes: PrefixCache | None = None,
         niceness: int = 0,
-        clock: Callable[[], float] = time.monotonic,
         guessed: Mapping[int, float] | None = None,
     ) -> None:
-        self.model, self.metrics, self.clock = model, metrics, clock
+        self.model, self.metrics, self.clock = model, metrics, time.monotonic
         self._scheduler, self._say = scheduler, say
         self._niceness, self._guess_seconds = niceness, guessed or {}
         self._prefixes = prefixes

@@ -59,9 +59,8 @@ class BatchEngine:
         metrics: Metrics,
         say: Callable[..., None],
         niceness: int = 0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.model, self.metrics, self.clock = model, metrics, clock
+        self.model, self.metrics, self.clock = model, metrics, time.monotonic
         self._scheduler, self._say = scheduler, say
         self._niceness = niceness
         self.worker_threads = WorkerThreads()
