@@ -25,7 +25,7 @@ from optimizer.recipe import file as recipe_file
 from optimizer.store import Store
 from optimizer.timing.stopping_rules import CONFIDENCE, RatioQuestion, SequentialTest
 from optimizer.validate.target_runner import open_onnx
-from optimizer.validate.timing.batch_timing import WARMUP, BatchTimer, make_graph_system
+from optimizer.validate.timing.batch_timing import WARMUP, BatchTimer, make_system
 from optimizer.validate.timing.cells import CANDIDATE, TimingComparison
 from optimizer.validate.timing.openings import Openings
 
@@ -56,7 +56,7 @@ def main() -> None:
 
     def systems(openings: Openings, names: list[str]) -> dict[str, bench.System]:
         openings.open()
-        return {n: make_graph_system(openings.runner(n), contract, encoder) for n in names}
+        return {n: make_system(openings.runner(n).infer, contract, encoder) for n in names}
 
     names = [f"session {i}" for i in range(1, options.sessions + 1)]
     openings = Openings(dict.fromkeys(names, opener))

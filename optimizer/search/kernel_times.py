@@ -40,7 +40,7 @@ from optimizer.search import candidates
 from optimizer.search.workbench import BuiltCandidate, Workbench
 from optimizer.shared_store import Root
 from optimizer.validate.target_runner import open_onnx
-from optimizer.validate.timing.batch_timing import list_cells, make_graph_system
+from optimizer.validate.timing.batch_timing import list_cells, make_system
 
 LEAST = 0.02  # ms of a module: a profile counts whole microseconds, 5 % of it; a choice
 Json = dict[str, Any]
@@ -104,7 +104,7 @@ def measure(recipe: Recipe, root: Root, seconds: float, price: float | None) -> 
                     "only models of ONNX Runtime are profiled by module",
                     where=f"target {target.name}",
                 )
-            system = make_graph_system(runner, contract, encoder)
+            system = make_system(runner.infer, contract, encoder)
             rates = rates or table.measure_rates(runner)
             arrays = table.build_arrays(system, texts, cell)
             profiles[name] = module_times.measure(runner, arrays, rates)

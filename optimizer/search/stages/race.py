@@ -30,7 +30,7 @@ from optimizer.search.stages.sections import Race
 from optimizer.store import Stage
 from optimizer.timing.stopping_rules import RatioQuestion, SequentialTest, confidence_of
 from optimizer.validate.target_runner import open_onnx
-from optimizer.validate.timing.batch_timing import BatchTimer, list_cells, make_graph_system
+from optimizer.validate.timing.batch_timing import BatchTimer, list_cells, make_system
 from optimizer.validate.timing.cells import CANDIDATE, CellTimer, TimingComparison
 from optimizer.validate.timing.generation_timing import GenerationTimer
 from optimizer.validate.timing.openings import Openings
@@ -74,7 +74,7 @@ def run(section: Race, base: Path, models: tuple[Path, ...], out: Path) -> None:
         runners.open()
         systems: dict[str, Any] = {name: runners.runner(name) for name in section.targets}
         if not task.generates:
-            systems = {n: make_graph_system(r, contract, encoder) for n, r in systems.items()}
+            systems = {n: make_system(r.infer, contract, encoder) for n, r in systems.items()}
         if len(systems) > 1:
             measured = timer.time(systems, cell, RECIPE, turns.more, turns.opening)
         else:

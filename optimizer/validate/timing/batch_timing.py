@@ -18,7 +18,7 @@ Timing continues until each gate is decided, within latency.max_seconds: timing/
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from optimizer.foundation.progress import say
 from optimizer.harness import tasks
@@ -34,7 +33,6 @@ from optimizer.harness.bundle import bench
 from optimizer.harness.bundle.bench import System
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import cores
-from optimizer.harness.runtimes.runner import Runner
 from optimizer.recipe.schema import Latency, TargetSection
 from optimizer.timing.stopping_rules import RatioQuestion
 from optimizer.validate import target_runner
@@ -47,7 +45,7 @@ from optimizer.validate.timing.float_baselines import (
     list_baselines,
     write_float_file,
 )
-from optimizer.validate.timing.openings import Openings, OpenRunner
+from optimizer.validate.timing.openings import Openings
 from optimizer.validate.timing.speed_gates import (
     count_questions,
     describe_higher_precision,
@@ -77,7 +75,8 @@ def measure(
     torch.set_num_threads(threads)
     count = f"{len(cells)} cells of {2 + len(floats.sections)} systems"
     say(f"validate: timing {count}, {latency.iterations} rounds or more")
-    systems = {TORCH: make_torch_system(m.reference_model, m.contract, m.encoder)}
+    in_torch = partial(trace.run, m.reference_model, outputs=m.outputs)
+    systems = {TORCH: make_system(in_torch, m.contract, m.encoder)}
     with m.work_folder() as folder:
         files = _files(m, floats, folder)
         openings = Openings(
@@ -90,7 +89,7 @@ def measure(
             with closing(openings):
                 openings.open()
                 systems |= {
-                    name: make_graph_system(openings.runner(name), m.contract, m.encoder)
+                    name: make_system(openings.runner(name).infer, m.contract, m.encoder)
                     for name in files
                 }
                 timing = Timing(latency, threads, count_questions(latency, len(cells), m.gains))
@@ -176,23 +175,14 @@ class BatchTimer:
         return list(rounds)
 
 
-def make_graph_system(runner: Runner | OpenRunner, contract: Contract, encoder: Any) -> System:
-    """Make the three steps that a bundle times: pre-processing, forward pass in `runner`,
-    post-processing."""
+def make_system(forward: Callable[[Any], Any], contract: Contract, encoder: Any) -> System:
+    """Make the three steps that a bundle times: pre-processing, forward pass, post-processing.
+
+    forward: function that computes the outputs, {name: array}, of a batch of the model's inputs
+    """
     return System(
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
-        forward=runner.infer,
-        post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
-        lengthen=tasks.look_up(contract).inputs.lengthen,
-    )
-
-
-def make_torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
-    """Make the steps of make_graph_system with the reference model in torch as the forward pass."""
-    names = [o.name for o in contract.outputs]
-    return System(
-        pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
-        forward=lambda batch: trace.run(model, batch, names),
+        forward=forward,
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
         lengthen=tasks.look_up(contract).inputs.lengthen,
     )

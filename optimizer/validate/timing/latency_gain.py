@@ -38,7 +38,7 @@ from optimizer.validate.gates import Gate
 from optimizer.validate.ledger.breach import write_breach
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.target_runner import float_baselines, open_onnx
-from optimizer.validate.timing.batch_timing import BatchTimer, list_cells, make_graph_system
+from optimizer.validate.timing.batch_timing import BatchTimer, list_cells, make_system
 from optimizer.validate.timing.cells import CANDIDATE, CellTimer, MoreRounds, TimingComparison
 from optimizer.validate.timing.generation_timing import GenerationTimer, OwnCache
 from optimizer.validate.timing.openings import Openings
@@ -102,7 +102,7 @@ class GainCell:
             systems = {n: OwnCache(openings.runner(n), own[n]) for n in models}
         else:
             timer = BatchTimer(self.texts, self.latency, threads, openings)
-            systems = {n: make_graph_system(openings.runner(n), contract, encoder) for n in models}
+            systems = {n: make_system(openings.runner(n).infer, contract, encoder) for n in models}
         compared = (
             TimingComparison(timer, rule, UNREDUCED) if isinstance(rule, SequentialTest) else None
         )
