@@ -22,7 +22,6 @@ weight's integers hold the inverse.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection
 from typing import cast
 
@@ -42,13 +41,9 @@ from optimizer.foundation.state import (
     input_name,
     owner_of,
 )
-from optimizer.model.architectures.operands import (
-    find_attention,
-    find_cache,
-    select_caches,
-    select_operands,
-)
-from optimizer.model.checkpoint import attention_operands, cache_operands
+from optimizer.model.architectures.operands import find_cache
+from optimizer.model.checkpoint.cache_operands import install_operands
+from optimizer.model.checkpoint.model import copy_module
 
 AT_ONCE = 1 << 22  # values of a weight that are de-quantized together
 
@@ -260,7 +255,7 @@ def simulate_state(
 
     Raises CheckpointError when the state names a parameter that the model does not have.
     """
-    twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    twin = copy_module(model)
     parameters = dict(twin.named_parameters(remove_duplicate=False))
     pruned = set(state.pruned_floats)
     unknown = sorted({*state.weights, *state.replaced} - parameters.keys())
@@ -289,10 +284,7 @@ def simulate_state(
         filled = QuantLinear.of(twin.get_submodule(module), values, mode, covered, factor)
         set_module(twin, module, filled)
     if activations:
-        attentions = [find_attention(name) for name in select_operands(state)]
-        if attentions:
-            attention_operands.install(twin, attentions)
-        cache_operands.install(twin, map(find_cache, select_caches(state)))
+        install_operands(twin, state.summands)
         for module, range_ in state.summands.items():
             if only is None or module in only:
                 set_module(twin, module, replace_identity(module, range_))

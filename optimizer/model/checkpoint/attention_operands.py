@@ -9,13 +9,12 @@ to the probabilities, (texts, heads, queries, keys). The result equals eager att
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
-from optimizer.model.architectures.operands import HOLDER, find_attention
+from optimizer.model.architectures.operands import HOLDER
 
 NAME = "optimize attention operands"
 
@@ -44,19 +43,6 @@ def install(model: Any, attentions: Iterable[str]) -> None:
     for name in dict.fromkeys(attentions):
         setattr(model.get_submodule(name), HOLDER, Operands())
     model.set_attn_implementation(_register())
-
-
-def install_operands(model: nn.Module, operands: Iterable[str]) -> nn.Module:
-    """Return a copy of `model` that shares its parameters and has operands installed.
-
-    operands: names such as "<attention>.operands.query"; if empty, `model` itself is returned
-    """
-    attentions = [find_attention(name) for name in operands]
-    if not attentions:
-        return model
-    twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
-    install(twin, attentions)
-    return twin
 
 
 def _register() -> str:

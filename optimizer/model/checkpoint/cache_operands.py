@@ -8,14 +8,14 @@ tokens, heads * width of a head). Attention then reads what they return, also wi
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
-from optimizer.model.architectures.operands import CACHE, find_cache
+from optimizer.model.architectures.operands import CACHE, find_attention, find_cache
+from optimizer.model.checkpoint import attention_operands
 from optimizer.model.checkpoint.attention_operands import Operand
 
 NAMES = ("self_attn", "attention")
@@ -78,19 +78,16 @@ def install(model: nn.Module, names: Iterable[str]) -> None:
         attention.register_forward_pre_hook(_fill, with_kwargs=True)
 
 
-def install_caches(model: nn.Module, operands: Iterable[str]) -> nn.Module:
-    """Return a copy of `model` that shares its parameters, with an identity module at each of these
-    keys and values, through which they go into the KV cache; there they can be observed and
-    quantized.
+def install_operands(model: nn.Module, names: Collection[str]) -> None:
+    """Add the identities through which operands of attentions pass, and keys and values on their
+    way into the KV cache, to `model`, in place. There they can be observed and quantized.
 
-    operands: names such as "<attention>.kv_cache.key"; if empty, `model` itself is returned
+    names: names such as "<attention>.operands.query" and "<attention>.kv_cache.key"; others are
+        passed over
     """
-    names = [find_cache(name) for name in operands]
-    if not names:
-        return model
-    twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
-    install(twin, names)
-    return twin
+    if attentions := [*filter(None, map(find_attention, names))]:
+        attention_operands.install(model, attentions)
+    install(model, filter(None, map(find_cache, names)))
 
 
 def _fill(attention: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

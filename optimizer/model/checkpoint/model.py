@@ -10,6 +10,7 @@ as (out, in).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -321,6 +322,11 @@ def release(module: nn.Module, prefix: str = "") -> None:
     for homes in _homes(module):
         if any(_below(h.name, prefix) for h in homes):
             _place(homes, nn.Parameter(homes[0].parameter.to("meta"), requires_grad=False))
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """Copy a torch model; the copy shares its parameters and buffers."""
+    return copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
 
 
 def move_buffers(module: nn.Module, device: torch.device) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from optimizer.foundation.state import (
     owner_of,
     weight_name,
 )
+from optimizer.model.checkpoint.model import copy_module
 
 
 class TrainedLinear(nn.Module):
@@ -169,7 +169,7 @@ def make_trainable(model: nn.Module, state: CompressedState, untouched: Collecti
     state: compressed state to start from
     untouched: names of parameters that are not trained
     """
-    twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    twin = copy_module(model)
     for name, value in state.replaced.items():
         set_parameter(twin, name, value)
     floats = dict(twin.named_parameters(remove_duplicate=False))

@@ -31,10 +31,9 @@ from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.graph_source import open_graph
-from optimizer.model.architectures.operands import is_probabilities, select_caches, select_operands
-from optimizer.model.checkpoint.attention_operands import install_operands
-from optimizer.model.checkpoint.cache_operands import install_caches
-from optimizer.model.checkpoint.model import load_torch_model
+from optimizer.model.architectures.operands import is_probabilities, select_operands
+from optimizer.model.checkpoint.cache_operands import install_operands
+from optimizer.model.checkpoint.model import copy_module, load_torch_model
 from optimizer.model.graph import record
 from optimizer.validate import target_runner
 from optimizer.validate.ledger import bisect, trace
@@ -191,8 +190,8 @@ def compress(m: Materials) -> LedgerEntry:
         ]
     problems += _operands(m)
     problems += range_laws.unlike_recipe(m.state, m.section.quantize.kv_cache)
-    floats = install_operands(m.folded_model, select_operands(m.state))
-    floats = install_caches(floats, select_caches(m.state))
+    floats = copy_module(m.folded_model)
+    install_operands(floats, m.state.summands)
     seen = calibration_laws.judge(laws, m.simulated_model, floats, m.calibration)
     problems += seen.problems
     unjudged += seen.unjudged

@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModel
 
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.architectures.operands import HOLDER, OPERANDS
-from optimizer.model.checkpoint.attention_operands import install_operands
+from optimizer.model.checkpoint.cache_operands import install_operands
+from optimizer.model.checkpoint.model import copy_module
 
 WITH_PRODUCTS = [name for name, family in FAMILIES.items() if family.attention_products]
 TOKENS = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]])
@@ -42,7 +43,8 @@ def operands(model_type: str) -> list[str]:
 def test_every_attention_that_says_so_multiplies_its_operands(model_type: str) -> None:
     model, names = tiny(model_type), operands(model_type)
     everywhere = [n.replace(".1.", f".{i}.") for i in (0, 1) for n in names]
-    twin = install_operands(model, everywhere)
+    twin = copy_module(model)
+    install_operands(twin, everywhere)
     seen: dict[str, torch.Size] = {}
 
     def watch(name: str) -> None:
@@ -62,6 +64,6 @@ def test_every_attention_that_says_so_multiplies_its_operands(model_type: str) -
 
 def test_the_model_itself_keeps_its_attention() -> None:
     model = tiny("bert")
-    install_operands(model, operands("bert"))
+    install_operands(copy_module(model), operands("bert"))
     assert model.config._attn_implementation == "eager"
     assert not any(HOLDER in name for name, _ in model.named_modules())
