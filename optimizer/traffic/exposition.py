@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +92,7 @@ class Exposition:
         Raises DataError for cumulative counts that fall, and for values above the last finite
         bound.
         """
-        below = self._sums(f"{name}_bucket", "le", labels)
+        below = self.count_by_label(f"{name}_bucket", "le", labels)
         before, counts = 0, dict[float, int]()
         for bound, value in sorted((float(bound), value) for bound, value in below.items()):
             if value < before:
@@ -118,13 +117,9 @@ class Exposition:
             if sample == f"{name}_bucket" and labels.items() <= own.items() and "le" in own
         }
 
-    def count_by_label(self, name: str, label: str, labels: Labels) -> Mapping[str, int]:
-        """Return {value of `label`: count} of a counter in a server's metrics, among the series
-        with `labels`."""
-        return self._sums(name, label, labels)
-
-    def _sums(self, name: str, label: str, labels: Labels) -> dict[str, int]:
-        """Return {value of `label`: sum over all series with it}, such as those of several servers.
+    def count_by_label(self, name: str, label: str, labels: Labels) -> dict[str, int]:
+        """Return {value of `label`: count} of a counter in a server's metrics, summed over all
+        series with `labels`, such as those of several servers.
 
         Raises DataError for a sample that is negative, infinite or NaN.
         """

@@ -37,6 +37,7 @@ from typing import Any
 from ..runtimes import table
 from ..runtimes.machine import Gpu, Machine
 from ..runtimes.table import RUNTIMES, Runtime
+from ..runtimes.trt.products import parse_version
 
 # (runtime, provider) -> groups of distributions: Runtime.required
 REQUIRED = {
@@ -119,11 +120,11 @@ def runnable(a: FitContext) -> str:
     """Return why the installed runtime of a bundle's engine is too old or too new for the harness;
     the first half of the column `version`."""
     here, lowest = a.installed or "", a.fit.get("runtime_minimum", "")
-    if numbers(here) < numbers(lowest):
+    if parse_version(here) < parse_version(lowest):
         return f"{a.runtime} {here} is older than {lowest}"
     if a.record.versions is not None:
         oldest, beyond = a.record.versions
-        if not numbers(oldest) <= numbers(here) < numbers(beyond):
+        if not parse_version(oldest) <= parse_version(here) < parse_version(beyond):
             return f"{a.runtime} {here} is not supported; {oldest} and later, before {beyond}, are"
     return ""
 
@@ -136,7 +137,7 @@ def gpu(a: FitContext) -> str:
 def driver(a: FitContext) -> str:
     """State that the GPU's driver is older than the bundle's engine needs, or return ""."""
     lowest = a.fit.get("driver_minimum", "")
-    if a.engine["device"] != "cuda" or numbers(a.gpu.driver) >= numbers(lowest):
+    if a.engine["device"] != "cuda" or parse_version(a.gpu.driver) >= parse_version(lowest):
         return ""
     return f"driver {a.gpu.driver} is older than {lowest}"
 
@@ -193,7 +194,7 @@ def version(a: FitContext) -> str:
 
 def _opens(by: str, here: str) -> bool:
     """Return True if version `here` of TensorRT opens a version-compatible engine built by `by`."""
-    older, newer = numbers(by), numbers(here)
+    older, newer = parse_version(by), parse_version(here)
     if not older or not newer:
         return False
     if older[0] != newer[0]:
@@ -224,7 +225,8 @@ def _tensorrt_architecture(a: FitContext) -> str:
     level = a.fit.get("hardware_compatible", "none")
     built_for, here = a.fit["compute_capabilities"], a.gpu.compute_capability
     if level == "ampere_plus":
-        return "" if numbers(here) >= (8, 0) else f"built for 8.0 and later, this GPU is {here}"
+        older = parse_version(here) < (8, 0)
+        return f"built for 8.0 and later, this GPU is {here}" if older else ""
     if capability(here) not in built_for:
         return f"built for compute capability {', '.join(built_for)}, this GPU is {here}"
     if level == "same_compute_capability" or a.fit.get("gpu") == a.gpu.name:
@@ -250,7 +252,7 @@ def builder(a: FitContext) -> str:
     """Explain why the installed builder makes no engine from the bundle for this GPU, or ""."""
     here = a.gpu.compute_capability
     named = a.record.compute_capabilities
-    makes = capability(here) in named if named else numbers(here) >= TENSORRT_BUILDS_FROM
+    makes = capability(here) in named if named else parse_version(here) >= TENSORRT_BUILDS_FROM
     return "" if makes else f"{a.runtime} makes no engine for compute capability {here}"
 
 
@@ -264,7 +266,7 @@ def install(a: FitContext) -> str:
     for i, group in enumerate(a.required):
         least = lowest if i == 0 else ""
         installed = a.machine.version(group)
-        if installed is None or numbers(installed) < numbers(least):
+        if installed is None or parse_version(installed) < parse_version(least):
             requirements.append(f'"{group[0]}>={least}"' if least else group[0])
     return f"pip install {' '.join(requirements)}" if requirements else ""
 
@@ -272,14 +274,3 @@ def install(a: FitContext) -> str:
 def capability(dotted: str) -> str:
     """Convert a compute capability "8.9" to the form in a bundle's engines, "89"."""
     return dotted.replace(".", "")
-
-
-def numbers(dotted: str) -> tuple[int, ...]:
-    """Parse the leading numbers of a runtime's version, to compare it with an engine's: "1.31.1rc1"
-    -> (1, 31)."""
-    leading = []
-    for part in dotted.split("."):
-        if not part.isdigit():
-            break
-        leading.append(int(part))
-    return tuple(leading)

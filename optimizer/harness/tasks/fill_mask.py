@@ -14,7 +14,7 @@ import numpy as np
 from ..inputs.batch import Array, Batch
 from ..inputs.kind import Encoded
 from ..inputs.text import TEXT
-from .task import Task
+from .task import Task, clear_padding
 from .text_classification import softmax
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 
 BEST = 5  # tokens per mask, as transformers' pipeline gives
 SHARE = 0.15  # of a text's tokens that are masked to judge a model, as in training
-
-
-def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """Return the logits (batch, sequence, vocabulary) with 0 at padding, as the task's output."""
-    del contract
-    return np.where(mask[..., None], logits, np.float32(0))
 
 
 def check(contract: Contract, encoded: Encoded) -> tuple[str, str]:
@@ -128,7 +122,7 @@ TASK = Task(
     output="logits",
     axes=("batch", "sequence", "vocabulary"),
     metrics={"log_likelihood": (), "agreement": ()},
-    decode=decode,
+    decode=clear_padding,
     answers=answers,
     line=line,
     arrays=("token_type_ids",),

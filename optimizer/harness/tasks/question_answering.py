@@ -20,19 +20,13 @@ import numpy as np
 from ..inputs.batch import Array, Batch
 from ..inputs.kind import Encoded
 from ..inputs.question import CONTEXT, QUESTION
-from .task import Task
+from .task import Task, clear_padding
 
 if TYPE_CHECKING:
     from ..contract import Contract
 
 COLUMNS = (("text_pair", "answers"),)
-START, END = 0, 1  # places in the last axis of `decode`
-
-
-def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """Return the logits of an answer's start and end, (batch, sequence, 2), zero where padded."""
-    del contract
-    return np.where(mask[..., None], logits, np.float32(0))
+START, END = 0, 1  # places in the last axis of the logits
 
 
 def check(contract: Contract, encoded: Encoded) -> tuple[str, str]:
@@ -139,7 +133,7 @@ TASK = Task(
     output="logits",
     axes=("batch", "sequence", "ends"),
     metrics={"f1": COLUMNS, "exact_match": COLUMNS, "agreement": (("text_pair",),)},
-    decode=decode,
+    decode=clear_padding,
     answers=answers,
     merge=merge,
     line=line,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from ..inputs.batch import Array, Batch
 from ..inputs.kind import Encoded, InputKind
 
@@ -45,6 +47,12 @@ def unchanged(contract: Contract, values: Array, real: Array) -> Array:
     """Decode the output of a task whose answers need it as it is."""
     del contract, real
     return values
+
+
+def clear_padding(contract: Contract, values: Array, real: Array) -> Array:
+    """Decode the output of a task whose answers read a vector per token: 0 where padded."""
+    del contract
+    return np.where(real[..., None], values, np.float32(0))
 
 
 Columns = tuple[tuple[str, ...], ...]

@@ -42,7 +42,6 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +55,7 @@ from optimizer.validate.ledger.entry import (
     name_statistic,
 )
 from optimizer.validate.ledger.onnx_file import findings
+from optimizer.validate.ledger.onnx_file.findings import read_number, write_digits
 
 Document = Mapping[str, Any]
 COMMAND = "optimize explain "
@@ -210,16 +210,10 @@ def _base(piece: Document) -> str:
     return str(piece["module"]).partition(INPUT)[0]
 
 
-def _number(value: Any) -> float:
-    """Convert a number of the report to a float. null is infinity: the report writes null for
-    infinity and NaN, which JSON lacks."""
-    return inf if value is None else float(value)
-
-
 def _beyond(entry: Document) -> list[Document]:
     """Return the pieces of a hop whose distance exceeds their limit, the worst first."""
-    bad = [p for p in entry.get("pieces") or () if not _number(p["ratio"]) <= 1]
-    return sorted(bad, key=lambda p: -_number(p["ratio"]))
+    bad = [p for p in entry.get("pieces") or () if not read_number(p["ratio"]) <= 1]
+    return sorted(bad, key=lambda p: -read_number(p["ratio"]))
 
 
 def _target(report: Document, module: str | None) -> dict[str, Any]:
@@ -258,7 +252,7 @@ def _to_show(entry: Document) -> list[str]:
 
 
 def _nearest(entry: Document) -> Document | None:
-    return max(entry.get("pieces") or (), key=lambda p: _number(p["ratio"]), default=None)
+    return max(entry.get("pieces") or (), key=lambda p: read_number(p["ratio"]), default=None)
 
 
 def _hop(entry: Document) -> dict[str, Any]:
@@ -374,11 +368,11 @@ def _hop_lines(hop: Document) -> list[str]:
     lines = _wrapped(f"{hop['hop']:<8} {state}{_distance(hop)}", "")
     nearest = hop["nearest"]
     if nearest:
-        place = "nearest to its limit" if _number(nearest["ratio"]) <= 1 else "furthest beyond"
+        place = "nearest to its limit" if read_number(nearest["ratio"]) <= 1 else "furthest beyond"
         judged = f"{_count(hop['judged'], 'piece')} judged alone; {place}: "
         lines += _wrapped(judged + f"{nearest['module']}, {_share(nearest)}", "         ")
     if hop["beyond"] is not None:
-        far = _two_digits(hop["beyond"])
+        far = write_digits(hop["beyond"])
         lines += _wrapped(f"the worst example is {far}, which has no limit of its own", "         ")
     if hop["unproven"]:
         lines += _wrapped(f"in part only: {hop['unproven']}", "         ")
@@ -390,12 +384,12 @@ def _distance(hop: Document) -> str:
     if hop["ok"] is None or (hop["measured"] is None and hop["limit"] is None):
         return f": {hop['why']}"
     if hop["limit"] is None:
-        measured = _two_digits(hop["measured"])
+        measured = write_digits(hop["measured"])
         return f": {hop['judged_over']} {measured} from {hop['from']}; {hop['why']}"
-    measured, limit = write_breach(_number(hop["measured"]), _number(hop["limit"]))
+    measured, limit = write_breach(read_number(hop["measured"]), read_number(hop["limit"]))
     bound = f"limit {limit}"
-    if _number(hop["limit"]) >= WHOLE:
-        apart = f"{_number(hop['limit']):.3g}"
+    if read_number(hop["limit"]) >= WHOLE:
+        apart = f"{read_number(hop['limit']):.3g}"
         bound = f"no limit: correct runs lie up to {apart} apart, an answer of zeros only 1"
     lines = f": {hop['judged_over']} {measured} from {hop['from']}, {bound}"
     runs = hop["correct_runs"]
@@ -413,14 +407,14 @@ def _shown_outputs(hop: Document) -> list[tuple[str, Document]]:
     outputs = hop["correct_runs"]["outputs"]
     far = sorted(
         outputs.items(),
-        key=lambda o: -_number(o[1]["measured"]) / max(_number(o[1]["limit"]), 1e-300),
+        key=lambda o: -read_number(o[1]["measured"]) / max(read_number(o[1]["limit"]), 1e-300),
     )
-    beyond = [o for o in far if not _number(o[1]["measured"]) <= _number(o[1]["limit"])]
+    beyond = [o for o in far if not read_number(o[1]["measured"]) <= read_number(o[1]["limit"])]
     return beyond[:3] or far[:1]
 
 
 def _output_median(name: str, output: Document, outputs: int) -> str:
-    return f"{name if outputs > 1 else 'the median'} {_two_digits(output['median'])} apart"
+    return f"{name if outputs > 1 else 'the median'} {write_digits(output['median'])} apart"
 
 
 def _confidence(runs: Sequence[Document]) -> str:
@@ -466,7 +460,7 @@ def _integer_counts(counts: Document) -> str:
 
 def _element(piece: str, element: Document) -> str:
     at = f"token {element['token']}, channel {element['channel']}: "
-    value, reference, bound = (_number(element[k]) for k in ("value", "reference", "bound"))
+    value, reference, bound = (read_number(element[k]) for k in ("value", "reference", "bound"))
     if piece == "quantizer":
         return f"{at}{value:.0f} for {reference:.6g}, known to {bound:.2g} by rounding"
     off, allowed = write_breach(abs(value - reference), bound)
@@ -476,12 +470,8 @@ def _element(piece: str, element: Document) -> str:
 def _share(piece: Document) -> str:
     """Write the distance of a piece as a share of its limit, such as "40 % of its limit", or as a
     multiple of it."""
-    ratio = _number(piece["ratio"])
+    ratio = read_number(piece["ratio"])
     return f"{write_breach(ratio, 1.0)[0]} {'of' if ratio <= 1 else 'times'} its limit"
-
-
-def _two_digits(value: Any) -> str:
-    return f"{_number(value):.2g}"
 
 
 def _count(number: int, what: str) -> str:

@@ -135,7 +135,8 @@ def import_product(product: str) -> Any:
     """Import the module of TensorRT or TensorRT-RTX. Raises MachineError if it is missing or of a
     wrong version."""
     row = PRODUCTS[product]
-    install = f'pip install "{row.distribution}>={row.versions[0]},<{row.versions[1]}"'
+    oldest, beyond = row.versions
+    install = f'pip install "{row.distribution}>={oldest},<{beyond}"'
     try:
         module = importlib.import_module(row.module)
     except (ImportError, OSError) as e:
@@ -145,11 +146,11 @@ def import_product(product: str) -> Any:
             fix=f"{install}, or set on_missing: defer to skip the build.",
         ) from None
     installed = str(module.__version__)
-    if not _numbers(row.versions[0]) <= _numbers(installed) < _numbers(row.versions[1]):
+    if not parse_version(oldest) <= parse_version(installed) < parse_version(beyond):
         raise MachineError(
             f"{row.module} {installed} is installed",
             where=f"target {product}",
-            accepted=f"{row.versions[0]} and later, before {row.versions[1]}",
+            accepted=f"{oldest} and later, before {beyond}",
             fix=install,
         )
     return module
@@ -176,11 +177,11 @@ def refuse_options(product: str, options: BuildOptions) -> None:
         )
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """Parse the numeric start of TensorRT's version: "10.13.0rc1" -> (10, 13)."""
-    numbers = []
-    for part in text.split("."):
+def parse_version(dotted: str) -> tuple[int, ...]:
+    """Parse the leading numbers of a runtime's version, to compare it: "10.13.0rc1" -> (10, 13)."""
+    leading = []
+    for part in dotted.split("."):
         if not part.isdigit():
             break
-        numbers.append(int(part))
-    return tuple(numbers)
+        leading.append(int(part))
+    return tuple(leading)

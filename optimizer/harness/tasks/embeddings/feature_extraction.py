@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...inputs.batch import Array, Batch
 from ...inputs.text import TEXT
-from ..task import Task
+from ..task import Task, clear_padding
 
 if TYPE_CHECKING:
     from ...contract import Contract
-
-
-def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
-    """Return the hidden states (batch, sequence, width) with 0 at padding, as the task's output."""
-    del contract
-    return np.where(mask[..., None], hidden, np.float32(0))
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
@@ -42,7 +34,7 @@ TASK = Task(
     output="last_hidden_state",
     axes=("batch", "sequence", "width"),
     metrics={"cosine": ()},
-    decode=decode,
+    decode=clear_padding,
     answers=answers,
     line=line,
     arrays=("token_type_ids",),

@@ -75,11 +75,11 @@ def _first(rows: Sequence[Document], budget: float, faults: Sequence[Fault]) -> 
         index, why = min(places)
         return {"node": rows[index]["node"], "kind": "fault", "why": why}
     for row in rows:
-        if _number(row["through"]) > budget:
-            far, limit = write_breach(_number(row["through"]), budget)
+        if read_number(row["through"]) > budget:
+            far, limit = write_breach(read_number(row["through"]), budget)
             why = f"its output is {far} from the file's; validate.quantization_budget is {limit}"
             return {"node": row["node"], "kind": "budget", "why": why}
-    row = max(rows, key=lambda r: _number(r["alone"]))
+    row = max(rows, key=lambda r: read_number(r["alone"]))
     return {"node": row["node"], "kind": "largest", "why": "its own error is the largest"}
 
 
@@ -90,11 +90,13 @@ def _place(rows: Sequence[Document], fault: Fault) -> int | None:
     own = next((i for i, r in enumerate(rows) if fault.place in (r["module"], r["output"])), None)
     if own is None or not fault.before:
         return own
-    floats = [i for i in range(own + 1) if not rows[i]["quantized"] and _number(rows[i]["alone"])]
-    return max(floats, key=lambda i: _number(rows[i]["alone"]), default=own)
+    alone = [0.0 if r["quantized"] else read_number(r["alone"]) for r in rows[: own + 1]]
+    return alone.index(max(alone)) if any(alone) else own
 
 
-def _number(value: Any) -> float:
+def read_number(value: Any) -> float:
+    """Convert a number of the report to a float. null is infinity: the report writes null for
+    infinity and NaN, which JSON lacks."""
     return inf if value is None else float(value)
 
 
@@ -104,8 +106,8 @@ def write_summary(nodes: Document) -> list[str]:
     rows = nodes["nodes"]
     count = f"{len(rows)} of {len(rows) + len(nodes['not_compared'])} nodes"
     first = next(row for row in rows if row["node"] == nodes["first"]["node"])
-    largest = sorted(rows, key=lambda row: -_number(row["alone"]))[:LARGEST]
-    listed = "; ".join(f"{_name(row)} {_digits(row['alone'])}" for row in largest)
+    largest = sorted(rows, key=lambda row: -read_number(row["alone"]))[:LARGEST]
+    listed = "; ".join(f"{_name(row)} {write_digits(row['alone'])}" for row in largest)
     matters = f"first that matters: {_name(first)}: {nodes['first']['why']}"
     if nodes["first"]["kind"] == "largest":
         matters = "no node is at fault or beyond validate.quantization_budget"
@@ -121,7 +123,7 @@ def write_table(nodes: Document) -> list[str]:
     its name."""
     lines = [f"{'alone':>9} {'through':>9}  node"]
     for row in nodes["nodes"]:
-        alone, through = _digits(row["alone"]), _digits(row["through"])
+        alone, through = write_digits(row["alone"]), write_digits(row["through"])
         lines.append(f"{alone:>9} {through:>9}  {_name(row)}")
     names = ", ".join(map(repr, nodes["not_compared"]))
     return lines + ([f"not compared (made or joined otherwise): {names}"] if names else [])
@@ -130,8 +132,8 @@ def write_table(nodes: Document) -> list[str]:
 def write_node(nodes: Document, name: str | None) -> list[str]:
     """Write a sentence on the node `name`; [] where no node has that name."""
     return [
-        f"{_name(row)}, output {row['output']}: its own error {_digits(row['alone'])}, with those "
-        f"of the nodes before it {_digits(row['through'])}"
+        f"{_name(row)}, output {row['output']}: its own error {write_digits(row['alone'])}, with "
+        f"those of the nodes before it {write_digits(row['through'])}"
         for row in nodes["nodes"]
         if row["node"] == name
     ]
@@ -142,5 +144,6 @@ def _name(row: Document) -> str:
     return f"{row['node']!r} ({', '.join(about)}{'' if row['quantized'] else ', float'})"
 
 
-def _digits(value: Any) -> str:
-    return f"{_number(value):.2g}"
+def write_digits(value: Any) -> str:
+    """Write a number of the report with two significant digits."""
+    return f"{read_number(value):.2g}"
