@@ -22,11 +22,9 @@ from optimizer.recipe.schema import Model
 
 def converts(model_type: str) -> bool:
     """Return True for an architecture some of whose stored tensors transformers converts."""
-    try:
-        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-        from transformers.core_model_loading import WeightConverter
-    except ImportError:  # a version that converts nothing
-        return False
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
     rules = get_checkpoint_conversion_mapping(model_type) or []
     return any(isinstance(rule, WeightConverter) for rule in rules)
 
@@ -75,12 +73,9 @@ def _find_changed(names: Iterable[str], model: nn.Module) -> dict[str, tuple[str
     """Return {name in a file: (name in the model, True where the values are converted too)} for
     tensors that transformers changes when it loads them."""
     from transformers import PreTrainedModel
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
 
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter
-    except ImportError:  # a version that renames nothing
-        return {}
     if not isinstance(model, PreTrainedModel):
         return {}
     table: list[Any] = get_model_conversion_mapping(model)
