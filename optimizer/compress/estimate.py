@@ -23,7 +23,6 @@ time   = multiply-adds of all passes, of H and of the rounding by it, operations
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass
 from math import prod
@@ -39,6 +38,7 @@ from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.harness import tasks
 from optimizer.load.image_inputs import count_positions
+from optimizer.model.architectures.family_record import BLOCK
 from optimizer.recipe.compression.quantize import Weights
 from optimizer.recipe.schema import Compression
 from optimizer.store import NARROWEST, Estimate, Shapes
@@ -46,7 +46,6 @@ from optimizer.store import NARROWEST, Estimate, Shapes
 LIBRARIES = 440 << 20  # anonymous memory of `run` before its first stage (measured)
 START = 6.0  # seconds for imports and the model's skeleton (measured)
 TOGETHER = 512  # tokens whose logits are in memory together while the whole model is tuned
-BLOCK = re.compile(r"\.(\d+)\.")
 STACKED = 2.1  # bytes per value of head and embedding while their integers are joined
 ALONE = 12  # bytes per value of a weight rounded alone: float, integers, de-quantized, differences
 # Operations per value, measured as multiples of MachineSpeed.values:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from math import prod
 
 from optimizer.compress.selection import matches
 from optimizer.foundation.state import owner_of, weight_name
+from optimizer.model.architectures.family_record import BLOCK
 from optimizer.model.graph.needs import GraphShapes
 from optimizer.recipe.compression.quantize import Weights
 from optimizer.recipe.schema import Compression
 from optimizer.store import CompressedShapes, Shapes
 
-BLOCK = re.compile(r"\.\d+\.")
 HEAD = "head"  # a part of the name of every decoder's output head
 
 

@@ -16,7 +16,6 @@ one is compared in pieces, so that memory does not grow with depth:
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
@@ -31,6 +30,7 @@ from optimizer.foundation.reading import reading
 from optimizer.load.providers import gguf_file, gguf_header
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.weights import SourceWeights
+from optimizer.model.architectures.family_record import BLOCK
 from optimizer.model.checkpoint.checkpoint import TensorPlace, Tensors, read_json
 from optimizer.model.checkpoint.model import build_skeleton_from_config, choose_auto_class
 from optimizer.recipe.schema import Model
@@ -38,7 +38,6 @@ from optimizer.recipe.schema import Model
 IN_MEMORY = 600_000_000  # maximum bytes of float32 of a model that is loaded at once
 WEIGHTS = (".safetensors", ".bin", ".gguf")
 NAMES = 200  # maximum characters of the list of files in a message
-BLOCK = re.compile(r"\.(\d+)\.")
 
 
 def check(

@@ -15,14 +15,13 @@ Texts are assumed to fill half the sequence length, windows of a decoder all of 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from math import prod
 
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
 from optimizer.model.architectures.families import FAMILIES
-from optimizer.model.architectures.family_record import Family
+from optimizer.model.architectures.family_record import BLOCK, Family
 from optimizer.recipe.schema import Reduction
 from optimizer.reduce.learn.estimate import LIBRARIES, RATE
 from optimizer.reduce.structure.latency_table import CANDIDATES
@@ -30,7 +29,6 @@ from optimizer.reduce.structure.sizes import SizeChoices, Sizes, solve
 from optimizer.reduce.structure.structure import list_multiples
 from optimizer.store import Estimate, Shapes
 
-BLOCK = re.compile(r"\.(\d+)\.")
 SOLVED = {"magnitude": 0, "activations": 0, "fisher": 56, "second_order": 64}
 """Bytes per pair of inputs of a layer: two sums in float32, both in float64, and the solver's."""
 

@@ -26,7 +26,6 @@ Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/ledger/v
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 from optimizer import targets
@@ -36,6 +35,7 @@ from optimizer.foundation.process import machine_speed
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import count_positions
+from optimizer.model.architectures.family_record import BLOCK
 from optimizer.model.graph.needs import GraphShapes, graph_of
 from optimizer.recipe.schema import DataSpec, Validation
 from optimizer.recipe.validate import Depth
@@ -67,7 +67,6 @@ SESSION = 2  # copies of a float graph's weights in a session with fused kernels
 # written, with its kernels, and these with a flip in every token.
 ARITHMETICS = 4
 CACHED = ("k_proj.weight", "v_proj.weight")
-BLOCK = re.compile(r"\.(\d+)\.")
 REPORT = 1 << 20
 MODELS = 2  # of an adapter's model that the ledger runs: float, and compressed
 START = 30  # seconds: imports, models and sessions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,6 +12,8 @@ from optimizer.harness.inputs.text import TEXT
 from optimizer.model.architectures.linear_blocks import FeedForward, Heads, SmoothPair
 from optimizer.model.architectures.residual_blocks import BatchNorms, Chain, Summand
 from optimizer.recipe.schema import Task
+
+BLOCK = re.compile(r"\.(\d+)\.")  # number of a block in the name of a parameter
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ time   = multiply-adds of the steps at a measured rate: forward of both, backwar
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from math import prod
 
 from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.harness import tasks
+from optimizer.model.architectures.family_record import BLOCK
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import QuantizationAware, Recovery, Task
 from optimizer.reduce.learn.distill import LOGITS
@@ -29,7 +29,6 @@ QUANTIZED = 3  # values per weight: in steps, rounded, de-quantized
 RATE = 1.5e10  # multiply-adds per second of one core, everything included (measured)
 TRIED = 5  # usual number of rates (benchmarks/encoders/qat.py)
 KEPT = 5  # values per query and key: of both models and of the loss (measured on MiniLM)
-BLOCK = re.compile(r"\.(\d+)\.")
 
 
 def estimate_recovery(section: Recovery, shapes: Shapes) -> Estimate:

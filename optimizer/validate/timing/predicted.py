@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from optimizer import targets
 from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.harness.bounds import fewest
 from optimizer.harness.runtimes.machine import describe_machine
+from optimizer.model.architectures.family_record import BLOCK
 from optimizer.recipe.schema import Validation
 from optimizer.recipe.validate import Latency
 from optimizer.store import Shapes, lowered_bytes
@@ -24,7 +24,6 @@ from optimizer.timing.stopping_rules import OPENINGS, RatioQuestion, confidence_
 from optimizer.validate.timing.cells import CANDIDATE
 from optimizer.validate.timing.speed_gates import BASELINE, count_questions
 
-BLOCK = re.compile(r"\.(\d+)\.")
 ATTENTION = 4  # of two positions, per feature: scores and values, at half the speed of a product
 ELEMENTWISE = 10  # operations per value that a linear module reads or returns (measured)
 EAGER = 1.35  # time of torch / time of ONNX Runtime in float (measured)
