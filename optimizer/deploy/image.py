@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizer.deploy.source import BundleSource
+from optimizer.foundation.errors import InputError
 
 REQUIREMENTS = ("requirements.txt", "requirements-serve.txt")
 USER = 65534  # nobody
@@ -32,10 +33,19 @@ def write(source: BundleSource, out: Path, port: int) -> None:
     """Write Dockerfile and bundle/ for `docker build OUT`.
 
     pip requires a hash of every package if any line of the requirement files has a hash.
+
+    Raises InputError for a bundle that names no packages of `serve`, whose image could not serve.
     """
+    for name in REQUIREMENTS:
+        if name not in source.files:
+            raise InputError(
+                f"the bundle has no {name}, so an image of it cannot serve",
+                where=str(source.folder),
+                fix="Package the model again where the packages of serve are installed: "
+                "pip install 'optimize-toolchain[serve]', then optimize RECIPE.",
+            )
     source.copy(out / "bundle")
-    names = [name for name in REQUIREMENTS if name in source.files]
-    copied = "\n".join(f"COPY bundle/{name} /opt/{name}" for name in names)
-    installed = " ".join(f"-r /opt/{name}" for name in names)
+    copied = "\n".join(f"COPY bundle/{name} /opt/{name}" for name in REQUIREMENTS)
+    installed = " ".join(f"-r /opt/{name}" for name in REQUIREMENTS)
     text = DOCKERFILE.format(copied=copied, installed=installed, user=USER, port=port)
     (out / "Dockerfile").write_text(text)

@@ -93,8 +93,8 @@ class Reduce(Section):
     gain_over: Literal["same_form", "float"] = Field(
         "same_form",
         description="goal.latency_gain: baseline of the speedup: the unreduced model with the same "
-        "quantization, or in float on the same runtime (fp32; for TensorRT the target's float), so "
-        "that the gain of quantization counts too",
+        "quantization, or in float (fp32) on the same runtime, so that the gain of quantization "
+        "counts too",
     )
     gain_tolerance: Limit = Field(
         0.05,

@@ -62,13 +62,13 @@ class Latency(Section):
         40,
         ge=5,
         le=ITERATIONS,
-        description="minimum timed runs per cell of the batch x sequence grid; timing continues "
-        "until the speed gates are decided or max_seconds have passed",
+        description="minimum timed rounds per cell of the batch x sequence grid, in all openings "
+        "together; timing continues until the speed gates are decided or max_seconds have passed",
     )
     max_seconds: Seconds = Field(
         300,
-        description="seconds of timing per target after which no further run starts; 0: "
-        "`iterations` runs, of two models that are compared a multiple of 6",
+        description="seconds of timing per target after which no further round starts; 0: "
+        "`iterations` rounds, of two models that are compared a multiple of 6",
     )
     new_tokens: Length = Field(
         32, description="text-generation: tokens generated after each prompt"

@@ -23,7 +23,7 @@ from optimizer.harness.bounds import BATCH, SEQUENCE
 from optimizer.traffic.exposition import Exposition
 
 ANSWERED = (200, "OK")
-REFUSED = (429, 503, "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+REFUSED = (429, 503, "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAVAILABLE")
 LENGTHS, BATCHES = "optimize_row_tokens", "optimize_batch_rows"
 
 

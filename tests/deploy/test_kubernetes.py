@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from optimizer.deploy import image, source
 from optimizer.deploy import server as servers
 from optimizer.deploy.measured import MeasuredServer, measure
+from optimizer.foundation.errors import InputError
 from optimizer.harness.commands.command_line import _parser as parser
 from optimizer.harness.server.http.request import OPEN
 from tests.deploy.conftest import deployed, run
@@ -172,6 +175,17 @@ def test_an_engine_of_one_thread_per_processor_gets_as_many_as_are_requested(
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert parser("serve").parse_args(container["args"]).threads == each
     assert document["server"]["cpu"] == 3
+
+
+def test_a_bundle_that_names_no_packages_of_serve_gets_no_image(
+    bundle: Path, tmp_path: Path
+) -> None:
+    good = source.read(bundle, "harness/__main__.py")
+    files = {n: f for n, f in good.manifest["files"].items() if n != "requirements-serve.txt"}
+    without = replace(good, manifest={**good.manifest, "files": files})
+    with pytest.raises(InputError, match=r"no requirements-serve.txt.*pip install 'optimize-tool"):
+        image.write(without, tmp_path, 8000)
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_worker_gets_the_processors_of_its_threads(bundle: Path, tmp_path: Path) -> None:

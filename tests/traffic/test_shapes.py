@@ -70,12 +70,15 @@ def test_of_two_requests_the_rate_is_theirs_and_the_percentile_the_slower() -> N
     assert (slo["rate"], slo["p99_ms"]) == (0.5, 100.49)
 
 
-def test_requests_that_were_refused_or_cached_count_for_the_rate_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [429, 503, "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"])
+def test_requests_that_were_refused_or_cached_count_for_the_rate_alone(
+    status: object, tmp_path: Path
+) -> None:
     line = {"event": "request", "time": "2026-11-27T10:00:00.500Z", "ms": 500.0, "status": 200}
     entries = [
         {**line, "lengths": [9], "batch": 4},
         {**line, "lengths": [99], "batch": 1, "cache": "hit"},
-        {**line, "time": "2026-11-27T10:00:10.500Z", "status": 503},
+        {**line, "time": "2026-11-27T10:00:10.500Z", "status": status},
         {**line, "route": "metrics"},
         {"event": "ready"},
     ]
