@@ -26,6 +26,7 @@ def check(recipe: Recipe, _: Context) -> None:
             partial(_check_activations, recipe, at, section, target),
             partial(_check_zeros, recipe, at, target),
             partial(_check_cache, recipe, at, target),
+            partial(_check_float, recipe, section, at),
         ]
         if target.check:
             calls.append(partial(resolve(target.check), recipe, section, at))
@@ -134,6 +135,20 @@ def _check_cache(recipe: Recipe, at: str, target: Target) -> None:
             accepted="float",
             fix=f"Remove it, or use only targets that accept it: "
             f"{_others(lambda a: a.float8_cache)}.",
+        )
+
+
+def _check_float(recipe: Recipe, section: TargetSection, at: str) -> None:
+    """Check before a run that no target asks for half precision of an ONNX file's or a torch
+    module's graph, which stage export leaves as it is."""
+    task, export = tasks.find_task(recipe.model.task), section.export
+    if task.of_file and export is not None and export.float != "fp32":
+        raise RecipeError(
+            f"{export.float} with task {task.name}: the graph of an ONNX file or of a torch module "
+            "stays in float32",
+            where=f"{at}.float",
+            accepted="fp32",
+            fix="Write float: fp32 in the target.",
         )
 
 

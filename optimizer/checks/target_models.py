@@ -6,6 +6,7 @@ from optimizer import targets
 from optimizer.checks.context import Context
 from optimizer.foundation.reading import reading
 from optimizer.foundation.references import resolve
+from optimizer.harness import tasks
 from optimizer.load import source
 from optimizer.load.config.config import read_complete_config
 from optimizer.load.config.model_folder import model_folder
@@ -16,14 +17,15 @@ def check(recipe: Recipe, context: Context) -> None:
     """Check before a run: raise RecipeError for the first target whose format cannot express this
     model's architecture.
 
-    GGUF files and models with code of their own are skipped, because only loading them shows their
-    architecture.
+    GGUF files, ONNX files, torch modules and models with code of their own are skipped, because
+    only loading them shows their architecture.
     """
     records = [(i, targets.look_up(section.runtime)) for i, section in enumerate(recipe.targets)]
     section = recipe.model
     if not any(record.check_model for _, record in records):
         return
     unread = section.gguf_file is not None or section.trust_remote_code
+    unread = unread or tasks.find_task(section.task).of_file
     if unread or not (context.fetch or source.is_local(section.source, section.base)):
         return
     root = source.peek(section).folder

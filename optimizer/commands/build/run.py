@@ -52,7 +52,7 @@ def run(
     """Run RECIPE from checkpoint to published bundle.
 
     Finished steps are reused, and an interrupted run resumes. The bundle is made only if every gate
-    passes.
+    passes; a target with on_fail: drop whose gates do not pass is left out.
 
     \b
     Examples:

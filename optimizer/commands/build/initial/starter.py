@@ -87,7 +87,7 @@ targets:
   - {runtime: onnxruntime, device: cpu}
   # - runtime: tensorrt-rtx
   #   shapes: {batch: [1, 8, 32]}      # [min, usual, max]; an image has one size
-  #   float: fp16
+  #   float: FLOAT
 """
 
 DECODER = """\
@@ -98,7 +98,7 @@ quantize:
   methods: [gptq]               # rtn | gptq | awq | rotation | autoround | ...: `optimize schema`
   weights: {bits: 4, granularity: group, group_size: 32}
   head: {bits: 8, granularity: group, group_size: 32}
-  # embedding: {bits: 8, granularity: group, group_size: 32}   # ONNX Runtime only
+  # embedding: {bits: 8, granularity: group, group_size: 32}   # ONNX Runtime, OpenVINO, GGUF
   # activations: {bits: 8, granularity: token}     # with weights of 8 bits per channel
 
 compress: {precision: bf16}     # float type during calibration
@@ -228,7 +228,8 @@ def starter_recipe(
     sections, margin = (DECODER, DECODER_MARGIN) if generates else (ENCODER, ENCODER_MARGIN)
     if task.inputs.name in (IMAGE.name, TENSORS.name):
         quantize = {True: FILTERS, False: QUANTIZE, None: UNKNOWN}[model.convolves]
-        sections, margin = f"  samples: SAMPLES\n\n{quantize}{OF_IMAGES}", IMAGE_MARGIN
+        targets = OF_IMAGES.replace("FLOAT", "fp32" if task.of_file else "fp16")
+        sections, margin = f"  samples: SAMPLES\n\n{quantize}{targets}", IMAGE_MARGIN
     labels = f"    labels: [{', '.join(map(quote, data.labels))}]\n" if data.labels else ""
     proof = PROOF.format(
         columns=_flow(data, list(data.columns)),
