@@ -1,7 +1,12 @@
 """Measure the number of tokens that greedy generation has in common with the float baseline.
 
 Once one token differs the two texts diverge, so only the length of the common start is counted, of
-`new` tokens at most. No gate uses it: near ties end it early in a perfect candidate too.
+NEW tokens at most. No gate uses it: near ties end it early in a perfect candidate too.
+
+Only the candidate generates. The baseline reads each prompt with the candidate's tokens behind it,
+in one pass: up to the first token that it would not have drawn, both systems have read the same
+tokens, so the common start ends there. Generating by the baseline too would read all its weights
+NEW times, and those of a large model lie on disk.
 """
 
 from __future__ import annotations
@@ -35,9 +40,10 @@ def measure(
     at = np.unique(np.linspace(0, len(windows) - 1, PROMPTS).round().astype(int))
     length = max(1, min(PROMPT, min(len(windows[i]) for i in at) // 2))
     prompts = np.stack([windows[i][:length] for i in at])
-    lengths = count_common(
-        generate_greedily(baseline, prompts, NEW), generate_greedily(candidate, prompts, NEW)
-    )
+    tokens = generate_greedily(candidate, prompts, NEW)
+    texts = np.concatenate([prompts, tokens[:, :-1]], 1)
+    logits, _ = baseline.step(texts, np.ones_like(texts), None)
+    lengths = count_common(logits[:, length - 1 :].argmax(-1), tokens)
     values = lengths.astype(np.float64)
     low, high = significance.bound_mean(values, (1 - confidence) / 2)
     return {

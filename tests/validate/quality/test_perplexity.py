@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,23 @@ def test_greedy_tokens_are_those_of_transformers(model: Any, system: TorchDecode
         pad_token_id=0,
     )
     assert generate_greedily(system, prompts, 12).tolist() == theirs[:, 10:].tolist()
+
+
+def test_the_common_start_is_that_of_the_greedy_texts_of_both_systems(
+    model: Any, system: TorchDecoder
+) -> None:
+    windows = list(np.random.default_rng(1).integers(3, 300, (16, 64)))
+    other, generator = deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in other.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight += 0.01 * weight.std(correction=0) * noise
+    changed = TorchDecoder(other, system._contract)
+    prompts = np.stack(windows)[:, : divergence.PROMPT]
+    texts = [generate_greedily(s, prompts, divergence.NEW) for s in (system, changed)]
+    lengths = sorted(divergence.count_common(*texts).tolist())
+    assert len(set(lengths)) > 3
+    assert divergence.measure(windows, system, changed, 0.95)["lengths"] == lengths
 
 
 def test_a_step_leaves_the_cache_it_was_given_as_it_was(system: TorchDecoder) -> None:
