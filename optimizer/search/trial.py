@@ -99,7 +99,8 @@ def order_for_confirmation(trials: Sequence[Trial], name: str) -> list[Trial]:
     the one before.
 
     Next, of the trials that are not surely worse than any other left, is the one with the lowest
-    upper bound of its drop, which is most likely to pass.
+    upper bound of its drop, which is most likely to pass. Of times, those that are surely shorter
+    than the recipe's come first: beside one with a wide interval, none is surely longer.
 
     name: value of search.objective
     """
@@ -107,7 +108,7 @@ def order_for_confirmation(trials: Sequence[Trial], name: str) -> list[Trial]:
     while left:
         # of the fastest alone the interval may be wide enough to include all others
         alike = [t for t in left if not any(_is_surely_worse(t, one, name) for one in left)]
-        following = min(alike, key=_bound_of_drop)
+        following = min(alike, key=lambda t: (not _is_surely_faster(t, name), _bound_of_drop(t)))
         left.remove(following)
         ordered.append(following)
     return ordered
@@ -121,6 +122,13 @@ def _value_and_bound(trial: Trial, name: str) -> tuple[float, float]:
 def _bound_of_drop(trial: Trial) -> float:
     high = trial.drop_interval[1]
     return math.inf if high is None else high
+
+
+def _is_surely_faster(trial: Trial, name: str) -> bool:
+    """Return True if the objective of a search's trial is a time that is surely shorter than the
+    recipe's."""
+    high = trial.ratio_interval[1]
+    return name not in ("size", "quality") and high is not None and high < 1
 
 
 def _is_surely_worse(trial: Trial, other: Trial, name: str) -> bool:

@@ -135,6 +135,31 @@ def test_a_time_that_is_surely_longer_than_any_other_is_not_confirmed_first() ->
     assert [t.label for t in order_for_confirmation(trials, "latency")] == ["1", "2", "0"]
 
 
+def test_a_time_that_is_surely_shorter_than_the_recipes_is_confirmed_first() -> None:
+    """The intervals are those of a search of MiniLM; the widest includes all others."""
+    figures = [
+        ((1.0, 1.0), 0.0121),
+        ((0.927, 1.090), 0.0041),
+        ((0.897, 0.986), 0.0095),
+        ((0.850, 0.959), 0.0201),
+        ((0.579, 1.270), 0.0095),
+    ]
+    trials = [
+        Trial(
+            SPACE[i],
+            str(i),
+            "kept",
+            drop_interval=(None, high),
+            ratio=sum(interval) / 2,
+            ratio_interval=interval,
+        )
+        for i, (interval, high) in enumerate(figures)
+    ]
+    ordered = [t.label for t in order_for_confirmation(trials, "latency")]
+    assert ordered[:2] == ["2", "3"]
+    assert len(ordered) == 5
+
+
 def test_kendalls_tau_counts_pairs_in_the_same_order_less_those_in_the_other() -> None:
     pairs = [(1.0, 2.0), (2.0, 1.0), (3.0, 4.0), (4.0, 3.5), (5.0, 9.0)]
     assert kendall_tau(pairs) == pytest.approx((8 - 2) / 10)
