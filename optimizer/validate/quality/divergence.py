@@ -3,10 +3,11 @@
 Once one token differs the two texts diverge, so only the length of the common start is counted, of
 NEW tokens at most. No gate uses it: near ties end it early in a perfect candidate too.
 
-Only the candidate generates. The baseline reads each prompt with the candidate's tokens behind it,
-in one pass: up to the first token that it would not have drawn, both systems have read the same
-tokens, so the common start ends there. Generating by the baseline too would read all its weights
-NEW times, and those of a large model lie on disk.
+Only the candidate generates. The baseline reads each prompt with the candidate's tokens behind it:
+up to the first token that it would not have drawn, both systems have read the same tokens, so the
+common start ends there. It takes a few passes, each of one text or of at most the tokens of a
+window, whose logits fit in memory already. Generating by the baseline too would read all its
+weights NEW times, and those of a large model lie on disk.
 """
 
 from __future__ import annotations
@@ -42,8 +43,12 @@ def measure(
     prompts = np.stack([windows[i][:length] for i in at])
     tokens = generate_greedily(candidate, prompts, NEW)
     texts = np.concatenate([prompts, tokens[:, :-1]], 1)
-    logits, _ = baseline.step(texts, np.ones_like(texts), None)
-    lengths = count_common(logits[:, length - 1 :].argmax(-1), tokens)
+    at_once = max(1, max(map(len, windows)) // texts.shape[1])  # texts per pass
+    likeliest = [
+        baseline.step(part, np.ones_like(part), None)[0][:, length - 1 :].argmax(-1)
+        for part in np.split(texts, range(at_once, len(texts), at_once))
+    ]
+    lengths = count_common(np.concatenate(likeliest), tokens)
     values = lengths.astype(np.float64)
     low, high = significance.bound_mean(values, (1 - confidence) / 2)
     return {

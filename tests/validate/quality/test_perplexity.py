@@ -205,6 +205,23 @@ def test_the_common_start_is_that_of_the_greedy_texts_of_both_systems(
     assert divergence.measure(windows, system, changed, 0.95)["lengths"] == lengths
 
 
+def test_the_baseline_reads_greedy_texts_in_few_passes_no_longer_than_a_window(
+    system: TorchDecoder,
+) -> None:
+    sizes = []
+
+    class Recorded(TorchDecoder):
+        def step(self, ids: Any, mask: Any, cache: Any) -> Any:
+            sizes.append(ids.size)
+            return super().step(ids, mask, cache)
+
+    windows = list(np.random.default_rng(1).integers(3, 300, (16, 200)))
+    recorded = Recorded(system._model, system._contract)
+    assert divergence.measure(windows, recorded, system, 0.95)["identical"] == 1
+    assert max(sizes) <= 200
+    assert len(sizes) < divergence.NEW
+
+
 def test_a_step_leaves_the_cache_it_was_given_as_it_was(system: TorchDecoder) -> None:
     tokens = np.random.default_rng(1).integers(3, 300, (1, 9))
     _, cache = system.step(tokens[:, :8], np.ones((1, 8), np.int64), None)
