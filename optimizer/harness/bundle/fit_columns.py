@@ -37,7 +37,7 @@ from typing import Any
 from ..runtimes import table
 from ..runtimes.machine import Gpu, Machine
 from ..runtimes.table import RUNTIMES, Runtime
-from ..runtimes.trt.products import parse_version
+from ..runtimes.versions import parse_version
 
 # (runtime, provider) -> groups of distributions: Runtime.required
 REQUIRED = {

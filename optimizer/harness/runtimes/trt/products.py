@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from ...errors import BuildError, MachineError
+from ..versions import parse_version
 
 Compatibility = Literal["none", "ampere_plus", "same_compute_capability"]
 
@@ -175,13 +176,3 @@ def refuse_options(product: str, options: BuildOptions) -> None:
             where="compute_capabilities",
             accepted=", ".join(row.compute_capabilities),
         )
-
-
-def parse_version(dotted: str) -> tuple[int, ...]:
-    """Parse the leading numbers of a runtime's version, to compare it: "10.13.0rc1" -> (10, 13)."""
-    leading = []
-    for part in dotted.split("."):
-        if not part.isdigit():
-            break
-        leading.append(int(part))
-    return tuple(leading)
