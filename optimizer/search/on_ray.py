@@ -304,7 +304,7 @@ def _search(recipe: Recipe, mark: Mark, times: Table | None) -> Result | Explain
 def _making_ahead(ray: Any, makers: Sequence[Node], recipe: Recipe, mark: Mark) -> Iterator[None]:
     """Let each of `makers` make its share of the search's candidates ahead during the `with`.
 
-    The search makes the candidates of one that fails or dies itself.
+    If one of them fails or dies, the search makes its candidates itself.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
